@@ -1,0 +1,2 @@
+//! Load generator and bare peers.
+fn main() {}
