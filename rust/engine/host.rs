@@ -1,0 +1,109 @@
+//! Starts engines: a launch is queued here and picked up by whoever can run that kind of engine.
+//!
+//! Engines written in Python are started by the interpreter's main thread, which sleeps in [`Launches::next`]; the mock runs on a thread of
+//! its own. No thread of Rust ever calls into Python for this.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use tokio::sync::watch;
+
+use crate::engine::mock::Mock;
+use crate::engine::port::{Engine, Phase, Port, port};
+use crate::error::{Code, Error, Result};
+
+/// Models being started at once; a process that serves more than this many is not what this is for.
+const LAUNCHES: usize = 64;
+
+/// What an engine is told when it starts. `None` leaves the choice to the engine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Compute threads.
+    pub threads: Option<u32>,
+    /// Requests in the engine at a time.
+    pub max_batch: Option<u32>,
+    /// Window in ids; never above the model's own.
+    pub context_length: Option<u32>,
+    /// Ids of a prompt that are taken between two steps of the answers that run.
+    pub prefill_chunk: Option<u32>,
+    /// Whether compute threads spin while they wait.
+    pub spin: Option<bool>,
+}
+
+/// An engine to be started.
+pub struct Launch {
+    /// Its name: `onnx`, `echo`.
+    pub engine: String,
+    /// The model folder.
+    pub folder: PathBuf,
+    /// What it is told.
+    pub settings: Settings,
+    /// Its side of the port.
+    pub port: Port,
+}
+
+/// The side that asks for engines.
+#[derive(Clone)]
+pub struct Launcher {
+    launches: SyncSender<Option<Launch>>,
+    queue_limit: usize,
+}
+
+/// The side that starts them.
+pub struct Launches {
+    launches: Receiver<Option<Launch>>,
+}
+
+/// Makes the two sides. `queue_limit`: how many requests may wait for a place in one engine.
+#[must_use]
+pub fn launcher(queue_limit: usize) -> (Launcher, Launches) {
+    let (sender, receiver) = sync_channel(LAUNCHES);
+    (Launcher { launches: sender, queue_limit }, Launches { launches: receiver })
+}
+
+impl Launcher {
+    /// Asks for an engine and returns the doors' side of its port at once; its phase tells when it is ready.
+    ///
+    /// # Errors
+    /// `shutting_down` when nobody starts engines any more, `queue_full` when too many are being started.
+    pub fn launch(&self, engine: &str, folder: &Path, settings: Settings) -> Result<Engine> {
+        let (doors, port) = port(self.queue_limit);
+        if engine == Mock::NAME {
+            Mock::default().spawn(port, settings)?;
+            return Ok(doors);
+        }
+        let launch = Launch { engine: engine.to_owned(), folder: folder.to_path_buf(), settings, port };
+        match self.launches.try_send(Some(launch)) {
+            Ok(()) => Ok(doors),
+            Err(TrySendError::Full(_)) => Err(Error::new(Code::QueueFull, format!("{LAUNCHES} models are being started already"))),
+            Err(TrySendError::Disconnected(_)) => Err(Error::new(Code::ShuttingDown, "the process is shutting down")),
+        }
+    }
+
+    /// Tells the other side that no launch will follow.
+    pub fn close(&self) {
+        // Full or gone: in both cases the other side has more to do before it would look here, and ends without it.
+        let _ = self.launches.try_send(None);
+    }
+}
+
+impl Launches {
+    /// The next engine to start; sleeps until there is one. `None` when the process ends.
+    #[must_use]
+    pub fn next(&self) -> Option<Launch> {
+        self.launches.recv().ok().flatten()
+    }
+}
+
+/// Waits until the engine is ready.
+///
+/// # Errors
+/// The engine's own failure, or `shutting_down`.
+pub async fn ready(mut phase: watch::Receiver<Phase>) -> Result<std::sync::Arc<crate::engine::Capabilities>> {
+    let settled = phase.wait_for(|phase| !matches!(phase, Phase::Loading)).await;
+    match settled.as_deref() {
+        Ok(Phase::Ready(capabilities)) => Ok(std::sync::Arc::clone(capabilities)),
+        Ok(Phase::Failed(error)) => Err(error.clone()),
+        _ => Err(Error::new(Code::ShuttingDown, "the server is shutting down")),
+    }
+}

@@ -1,0 +1,20 @@
+//! Engines: token ids in, token ids out. Knows no text, no sockets and no Python.
+//!
+//! [`port`] is the boundary itself (the contract is `docs/port.md`); [`order`] and [`step`] are what crosses it; [`generation`] is the
+//! reader's end, whose drop is the cancellation; [`host`] starts an engine and waits for it; [`mock`] is an engine in Rust.
+
+pub mod generation;
+pub mod host;
+pub mod mock;
+pub mod order;
+pub mod port;
+pub mod step;
+
+pub use generation::{Chunk, Generation, Timing};
+pub use host::{Launch, Launcher, Launches, Settings};
+pub use order::{Admit, Order, Sampling};
+pub use port::{Capabilities, Engine, Port, PortError, Request};
+pub use step::{Finish, Step};
+
+/// A request's number: never used twice in the life of the process.
+pub type Id = u64;

@@ -1,0 +1,35 @@
+//! What comes from an engine.
+
+use crate::engine::Id;
+
+/// Why a sequence is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// Its last id is an end-of-sequence id.
+    Stop,
+    /// It has made as many ids as it may.
+    Length,
+}
+
+impl Finish {
+    /// The finish with this name on the port (`stop`, `length`).
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "stop" => Some(Self::Stop),
+            "length" => Some(Self::Length),
+            _ => None,
+        }
+    }
+}
+
+/// What one step made for one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The sequence.
+    pub id: Id,
+    /// The new ids, in order; may be empty.
+    pub tokens: Vec<u32>,
+    /// Set on the last step of a sequence.
+    pub finish: Option<Finish>,
+}
