@@ -209,3 +209,14 @@ async fn guarded(answer: impl Future<Output = Response<Body>>) -> Response<Body>
     })
     .await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer_of_its_own() {
+        let response = guarded(async { panic!("a test's panic") }).await;
+        assert_eq!(response.status(), 500);
+    }
+}

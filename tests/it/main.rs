@@ -1,1 +1,11 @@
-fn main() {}
+//! Tests from outside, in one binary: it links once.
+#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub)]
+
+mod http_disconnect;
+mod http_door;
+mod http_limits;
+mod http_shutdown;
+mod http_stream;
+mod http_support;
+mod responses_request;
+mod responses_stream;
