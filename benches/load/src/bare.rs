@@ -49,16 +49,14 @@ enum Frames {
 /// When the file cannot be read or the port not be bound.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     let path = PathBuf::from(options.body.strip_prefix('@').unwrap_or(&options.body));
-    let bytes = std::fs::read(&path)
-        .map_err(|error| format!("cannot read '{}': {error}", path.display()))?;
+    let bytes = std::fs::read(&path).map_err(|error| format!("cannot read '{}': {error}", path.display()))?;
     let frames: Arc<[Bytes]> = cut(bytes.into(), options.frames).into();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.threads {
         builder.worker_threads(threads);
     }
     builder.enable_all().build()?.block_on(async {
-        let listener =
-            TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, options.port))).await?;
+        let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, options.port))).await?;
         print_json(&json!({"address": listener.local_addr()?.to_string()}))?;
         loop {
             let (stream, _) = listener.accept().await?;
@@ -74,16 +72,12 @@ async fn serve(stream: TcpStream, frames: Arc<[Bytes]>) {
         async move {
             request.into_body().collect().await?;
             let mut response = Response::new(Fixed { frames, next: 0 });
-            response
-                .headers_mut()
-                .insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             Ok::<_, hyper::Error>(response)
         }
     });
     // A client that leaves is no fault of a peer: the generator tells when an answer was cut short.
-    let _ = hyper::server::conn::http1::Builder::new()
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+    let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
 /// The bytes as frames. An event ends with an empty line.
@@ -113,10 +107,7 @@ impl Body for Fixed {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let frame = self.frames.get(self.next).cloned();
         self.next += 1;
         Poll::Ready(frame.map(|bytes| Ok(Frame::data(bytes))))
@@ -130,10 +121,7 @@ mod tests {
     #[test]
     fn frames_end_with_their_events() {
         let bytes = Bytes::from_static(b"event: a\ndata: 1\n\ndata: 2\n\nrest");
-        assert_eq!(
-            cut(bytes.clone(), Frames::Event),
-            ["event: a\ndata: 1\n\n", "data: 2\n\n", "rest"]
-        );
+        assert_eq!(cut(bytes.clone(), Frames::Event), ["event: a\ndata: 1\n\n", "data: 2\n\n", "rest"]);
         assert_eq!(cut(bytes.clone(), Frames::Whole), [bytes]);
     }
 }

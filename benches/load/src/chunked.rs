@@ -40,13 +40,7 @@ pub(crate) struct Decoder {
 impl Decoder {
     /// A decoder at the first byte of a body.
     pub(crate) fn new() -> Self {
-        Self {
-            state: State::Size {
-                size: 0,
-                digits: 0,
-                line: 0,
-            },
-        }
+        Self { state: State::Size { size: 0, digits: 0, line: 0 } }
     }
 
     /// Whether the last chunk and its trailer have been read.
@@ -59,11 +53,7 @@ impl Decoder {
     ///
     /// # Errors
     /// When the bytes are not of the chunked coding.
-    pub(crate) fn feed(
-        &mut self,
-        input: &[u8],
-        mut sink: impl FnMut(&[u8]) -> Result<(), Failure>,
-    ) -> Result<usize, Failure> {
+    pub(crate) fn feed(&mut self, input: &[u8], mut sink: impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<usize, Failure> {
         let mut at = 0;
         while at < input.len() && self.state != State::Done {
             let byte = input[at];
@@ -71,22 +61,15 @@ impl Decoder {
                 State::Size { size, digits, line } => {
                     at += 1;
                     self.state = match (byte as char).to_digit(16) {
-                        Some(digit) if digits < 15 => State::Size {
-                            size: size * 16 + u64::from(digit),
-                            digits: digits + 1,
-                            line: line + 1,
-                        },
+                        Some(digit) if digits < 15 => {
+                            State::Size { size: size * 16 + u64::from(digit), digits: digits + 1, line: line + 1 }
+                        }
                         Some(_) => return Err("a chunk's size has more than 15 digits".into()),
                         None if digits == 0 => {
-                            return Err(
-                                format!("expected a chunk's size, got byte {byte:#04x}").into()
-                            );
+                            return Err(format!("expected a chunk's size, got byte {byte:#04x}").into());
                         }
                         None if byte == b'\n' => after_size(size),
-                        None => State::Extension {
-                            size,
-                            line: line + 1,
-                        },
+                        None => State::Extension { size, line: line + 1 },
                     };
                 }
                 State::Extension { size, line } => {
@@ -96,16 +79,11 @@ impl Decoder {
                         _ if line > MAX_LINE => {
                             return Err("a chunk's extension is too long".into());
                         }
-                        _ => State::Extension {
-                            size,
-                            line: line + 1,
-                        },
+                        _ => State::Extension { size, line: line + 1 },
                     };
                 }
                 State::Data { left } => {
-                    let take = usize::try_from(left)
-                        .unwrap_or(usize::MAX)
-                        .min(input.len() - at);
+                    let take = usize::try_from(left).unwrap_or(usize::MAX).min(input.len() - at);
                     sink(&input[at..at + take])?;
                     at += take;
                     self.state = match left - take as u64 {
@@ -117,18 +95,9 @@ impl Decoder {
                     at += 1;
                     match byte {
                         b'\r' => {}
-                        b'\n' => {
-                            self.state = State::Size {
-                                size: 0,
-                                digits: 0,
-                                line: 0,
-                            }
-                        }
+                        b'\n' => self.state = State::Size { size: 0, digits: 0, line: 0 },
                         _ => {
-                            return Err(format!(
-                                "expected the end of a chunk, got byte {byte:#04x}"
-                            )
-                            .into());
+                            return Err(format!("expected the end of a chunk, got byte {byte:#04x}").into());
                         }
                     }
                 }
@@ -150,11 +119,7 @@ impl Decoder {
 }
 
 fn after_size(size: u64) -> State {
-    if size == 0 {
-        State::Trailer { line: 0 }
-    } else {
-        State::Data { left: size }
-    }
+    if size == 0 { State::Trailer { line: 0 } } else { State::Data { left: size } }
 }
 
 #[cfg(test)]
@@ -203,12 +168,7 @@ mod tests {
 
     #[test]
     fn what_is_not_chunked_is_refused() {
-        for wrong in [
-            &b"xyz\r\n"[..],
-            b"\r\n",
-            b"3\r\nabcd\r\n",
-            b"1234567890abcdef0\r\n",
-        ] {
+        for wrong in [&b"xyz\r\n"[..], b"\r\n", b"3\r\nabcd\r\n", b"1234567890abcdef0\r\n"] {
             assert!(decode(&[wrong]).is_err(), "{wrong:?}");
         }
     }

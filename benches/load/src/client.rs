@@ -34,20 +34,14 @@ impl Target {
     /// # Errors
     /// When the URL is not of that form or the file cannot be read.
     pub(crate) fn new(url: &str, body: &str) -> Result<Self, Failure> {
-        let rest = url
-            .strip_prefix("http://")
-            .ok_or_else(|| format!("'{url}' does not start with http://"))?;
+        let rest = url.strip_prefix("http://").ok_or_else(|| format!("'{url}' does not start with http://"))?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        if authority
-            .rsplit_once(':')
-            .is_none_or(|(_, port)| port.parse::<u16>().is_err())
-        {
+        if authority.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
             return Err(format!("'{url}' names no port").into());
         }
         let path = if path.is_empty() { "/" } else { path };
         let body = match body.strip_prefix('@') {
-            Some(file) => std::fs::read(file)
-                .map_err(|error| format!("cannot read the body from '{file}': {error}"))?,
+            Some(file) => std::fs::read(file).map_err(|error| format!("cannot read the body from '{file}': {error}"))?,
             None => body.as_bytes().to_vec(),
         };
         let mut request = format!(
@@ -57,10 +51,7 @@ impl Target {
         )
         .into_bytes();
         request.extend_from_slice(&body);
-        Ok(Self {
-            authority: authority.to_owned(),
-            request,
-        })
+        Ok(Self { authority: authority.to_owned(), request })
     }
 }
 
@@ -90,9 +81,8 @@ impl Connection {
     /// # Errors
     /// When the server does not take the connection.
     pub(crate) async fn open(target: &Target) -> Result<Self, Failure> {
-        let stream = TcpStream::connect(&target.authority)
-            .await
-            .map_err(|error| format!("cannot connect to {}: {error}", target.authority))?;
+        let stream =
+            TcpStream::connect(&target.authority).await.map_err(|error| format!("cannot connect to {}: {error}", target.authority))?;
         stream.set_nodelay(true)?;
         Ok(Self { stream })
     }
@@ -101,11 +91,7 @@ impl Connection {
     ///
     /// # Errors
     /// When the answer is not 200, not chunked, cut short, or its events are not one whole response.
-    pub(crate) async fn stream(
-        &mut self,
-        target: &Target,
-        keep_progress: bool,
-    ) -> Result<Answer, Failure> {
+    pub(crate) async fn stream(&mut self, target: &Target, keep_progress: bool) -> Result<Answer, Failure> {
         let start = Instant::now();
         self.stream.write_all(&target.request).await?;
         let mut exchange = Exchange::default();
@@ -133,13 +119,7 @@ impl Connection {
             if done {
                 let tally = exchange.scanner.finish()?;
                 let first_event = first_event.ok_or("the stream has no event")?;
-                return Ok(Answer {
-                    tally,
-                    first_event,
-                    first_delta,
-                    total: now - start,
-                    progress,
-                });
+                return Ok(Answer { tally, first_event, first_delta, total: now - start, progress });
             }
         }
     }
@@ -159,20 +139,12 @@ impl Exchange {
         let Some(decoder) = &mut self.body else {
             self.head.extend_from_slice(bytes);
             let Some(end) = memchr::memmem::find(&self.head, b"\r\n\r\n") else {
-                return if self.head.len() > MAX_HEAD {
-                    Err("the answer's head is too long".into())
-                } else {
-                    Ok(false)
-                };
+                return if self.head.len() > MAX_HEAD { Err("the answer's head is too long".into()) } else { Ok(false) };
             };
             let body = self.head.split_off(end + 4);
             check_head(&self.head, &body)?;
             self.body = Some(Decoder::new());
-            return if body.is_empty() {
-                Ok(false)
-            } else {
-                self.feed(&body)
-            };
+            return if body.is_empty() { Ok(false) } else { self.feed(&body) };
         };
         let used = decoder.feed(bytes, |payload| self.scanner.feed(payload))?;
         if used < bytes.len() {
@@ -190,16 +162,10 @@ fn check_head(head: &[u8], body: &[u8]) -> Result<(), Failure> {
         return Err(format!("the server answered '{status}': {shown}").into());
     }
     let chunked = head.lines().any(|line| {
-        line.split_once(':').is_some_and(|(name, value)| {
-            name.eq_ignore_ascii_case("transfer-encoding")
-                && value.trim().eq_ignore_ascii_case("chunked")
-        })
+        line.split_once(':')
+            .is_some_and(|(name, value)| name.eq_ignore_ascii_case("transfer-encoding") && value.trim().eq_ignore_ascii_case("chunked"))
     });
-    if chunked {
-        Ok(())
-    } else {
-        Err("the answer is not chunked, so it does not stream".into())
-    }
+    if chunked { Ok(()) } else { Err("the answer is not chunked, so it does not stream".into()) }
 }
 
 #[cfg(test)]
@@ -222,22 +188,14 @@ mod tests {
     #[test]
     fn another_status_is_told_with_the_body() {
         let mut exchange = Exchange::default();
-        let refusal = exchange
-            .feed(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}")
-            .unwrap_err();
-        assert_eq!(
-            refusal.to_string(),
-            "the server answered 'HTTP/1.1 404 Not Found': {}"
-        );
+        let refusal = exchange.feed(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}").unwrap_err();
+        assert_eq!(refusal.to_string(), "the server answered 'HTTP/1.1 404 Not Found': {}");
     }
 
     #[test]
     fn a_url_without_a_port_is_refused() {
         assert!(Target::new("http://127.0.0.1/v1", "{}").is_err());
         assert!(Target::new("https://127.0.0.1:1/v1", "{}").is_err());
-        assert_eq!(
-            Target::new("http://127.0.0.1:80", "{}").unwrap().authority,
-            "127.0.0.1:80"
-        );
+        assert_eq!(Target::new("http://127.0.0.1:80", "{}").unwrap().authority, "127.0.0.1:80");
     }
 }

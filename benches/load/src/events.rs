@@ -91,21 +91,13 @@ impl Scanner {
         }
         match self.tally.terminals {
             1 => Ok(self.tally),
-            0 => Err(format!(
-                "the stream ended after {} events without a terminal event",
-                self.tally.events
-            )
-            .into()),
+            0 => Err(format!("the stream ended after {} events without a terminal event", self.tally.events).into()),
             many => Err(format!("the stream has {many} terminal events").into()),
         }
     }
 
     fn carry(&mut self, bytes: &[u8]) {
-        let room = if self.kind == Some(Kind::Terminal) {
-            usize::MAX
-        } else {
-            PREFIX
-        };
+        let room = if self.kind == Some(Kind::Terminal) { usize::MAX } else { PREFIX };
         let take = bytes.len().min(room.saturating_sub(self.carried.len()));
         self.carried.extend_from_slice(&bytes[..take]);
     }
@@ -183,10 +175,7 @@ fn kind_of_data(data: &[u8]) -> Kind {
 fn number_after(data: &[u8], key: &str) -> Option<u64> {
     let start = memchr::memmem::rfind(data, key.as_bytes())? + key.len();
     let digits = data[start..].trim_ascii_start();
-    let end = digits
-        .iter()
-        .position(|byte| !byte.is_ascii_digit())
-        .unwrap_or(digits.len());
+    let end = digits.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(digits.len());
     std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
 }
 
@@ -215,20 +204,10 @@ mod tests {
 
     #[test]
     fn a_stream_counts_the_same_however_it_is_cut() {
-        let expected = Tally {
-            events: 4,
-            deltas: 2,
-            bytes: STREAM.len() as u64,
-            terminals: 1,
-            output_tokens: Some(34),
-            input_tokens: Some(12),
-        };
+        let expected =
+            Tally { events: 4, deltas: 2, bytes: STREAM.len() as u64, terminals: 1, output_tokens: Some(34), input_tokens: Some(12) };
         for cut in 0..=STREAM.len() {
-            assert_eq!(
-                scan(&[&STREAM[..cut], &STREAM[cut..]]).unwrap(),
-                expected,
-                "cut at {cut}"
-            );
+            assert_eq!(scan(&[&STREAM[..cut], &STREAM[cut..]]).unwrap(), expected, "cut at {cut}");
         }
     }
 
@@ -241,22 +220,12 @@ mod tests {
     #[test]
     fn a_stream_without_its_terminal_event_is_refused() {
         let end = STREAM.find("event: response.completed").unwrap();
-        assert!(
-            scan(&[&STREAM[..end]])
-                .unwrap_err()
-                .to_string()
-                .contains("without a terminal event")
-        );
+        assert!(scan(&[&STREAM[..end]]).unwrap_err().to_string().contains("without a terminal event"));
     }
 
     #[test]
     fn a_stream_that_ends_within_an_event_is_refused() {
-        assert!(
-            scan(&[&STREAM[..STREAM.len() - 1]])
-                .unwrap_err()
-                .to_string()
-                .contains("within an event")
-        );
+        assert!(scan(&[&STREAM[..STREAM.len() - 1]]).unwrap_err().to_string().contains("within an event"));
     }
 
     #[test]
@@ -264,11 +233,6 @@ mod tests {
         let failed = "event: response.failed\ndata: {\"type\":\"response.failed\"}\n\n";
         assert!(scan(&[failed]).unwrap_err().to_string().contains("failure"));
         let twice = "data: {\"type\":\"response.completed\"}\n\n".repeat(2);
-        assert!(
-            scan(&[&twice])
-                .unwrap_err()
-                .to_string()
-                .contains("follows the terminal event")
-        );
+        assert!(scan(&[&twice]).unwrap_err().to_string().contains("follows the terminal event"));
     }
 }

@@ -55,18 +55,15 @@ pub(crate) struct PingOptions {
 /// When the socket cannot be bound.
 pub(crate) fn run_echo(options: &EchoOptions) -> Result<(), Failure> {
     let coalesce = options.coalesce;
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?
-        .block_on(async {
-            let listener = UnixListener::bind(&options.socket)?;
-            print_json(&json!({"socket": options.socket}))?;
-            loop {
-                let (stream, _) = listener.accept().await?;
-                // A client that leaves ends its connection, not the server.
-                tokio::spawn(async move { echo(stream, coalesce).await });
-            }
-        })
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+        let listener = UnixListener::bind(&options.socket)?;
+        print_json(&json!({"socket": options.socket}))?;
+        loop {
+            let (stream, _) = listener.accept().await?;
+            // A client that leaves ends its connection, not the server.
+            tokio::spawn(async move { echo(stream, coalesce).await });
+        }
+    })
 }
 
 async fn echo(mut stream: tokio::net::UnixStream, coalesce: bool) -> io::Result<()> {
@@ -118,18 +115,12 @@ struct Client {
 impl Client {
     /// Connects and makes the first round trip: all replies to the same line must be the same.
     fn connect(options: &PingOptions) -> Result<Self, Failure> {
-        let write = UnixStream::connect(&options.socket).map_err(|error| {
-            format!("cannot connect to '{}': {error}", options.socket.display())
-        })?;
+        let write =
+            UnixStream::connect(&options.socket).map_err(|error| format!("cannot connect to '{}': {error}", options.socket.display()))?;
         write.set_read_timeout(Some(Duration::from_secs(options.timeout)))?;
         write.set_write_timeout(Some(Duration::from_secs(options.timeout)))?;
         let read = BufReader::with_capacity(64 * 1024, write.try_clone()?);
-        let mut client = Self {
-            write,
-            read,
-            line: format!("{}\n", options.line).into_bytes(),
-            reply: Vec::new(),
-        };
+        let mut client = Self { write, read, line: format!("{}\n", options.line).into_bytes(), reply: Vec::new() };
         client.write.write_all(&client.line)?;
         client.read.read_until(b'\n', &mut client.reply)?;
         if client.reply.last() != Some(&b'\n') {
@@ -137,9 +128,7 @@ impl Client {
         }
         if memchr::memmem::find(&client.reply, options.expect.as_bytes()).is_none() {
             let reply = String::from_utf8_lossy(&client.reply);
-            return Err(
-                format!("the reply {reply:?} does not contain {:?}", options.expect).into(),
-            );
+            return Err(format!("the reply {reply:?} does not contain {:?}", options.expect).into());
         }
         Ok(client)
     }
@@ -193,12 +182,7 @@ impl Client {
         })
     }
 
-    fn read_replies(
-        &mut self,
-        count: usize,
-        batch: usize,
-        grant: &std::sync::mpsc::Sender<usize>,
-    ) -> Result<(), Failure> {
+    fn read_replies(&mut self, count: usize, batch: usize, grant: &std::sync::mpsc::Sender<usize>) -> Result<(), Failure> {
         let expected = self.reply.repeat(batch);
         let mut got = vec![0; expected.len()];
         let mut left = count;
@@ -220,10 +204,6 @@ impl Client {
         if got == self.reply {
             return Ok(());
         }
-        Err(format!(
-            "the reply {:?} differs from the first one",
-            String::from_utf8_lossy(got)
-        )
-        .into())
+        Err(format!("the reply {:?} differs from the first one", String::from_utf8_lossy(got)).into())
     }
 }

@@ -23,10 +23,7 @@ use std::io::{self, Write};
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Parser)]
-#[command(
-    name = "emberd-load",
-    about = "Load generator and bare peers for emberd's benchmarks"
-)]
+#[command(name = "emberd-load", about = "Load generator and bare peers for emberd's benchmarks")]
 struct Args {
     #[command(subcommand)]
     command: Command,

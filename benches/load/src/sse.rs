@@ -128,24 +128,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     for index in 0..threads {
         let streams = options.streams / threads + usize::from(index < options.streams % threads);
         let (options, target, barrier) = (options.clone(), target.clone(), Arc::clone(&barrier));
-        handles.push(std::thread::spawn(move || {
-            drive(&options, &target, streams, &barrier)
-        }));
+        handles.push(std::thread::spawn(move || drive(&options, &target, streams, &barrier)));
     }
     let mut shares = Vec::new();
     for handle in handles {
         shares.push(handle.join().map_err(|_| "a load thread panicked")??);
     }
-    let start = shares
-        .iter()
-        .map(|share| share.start)
-        .min()
-        .ok_or("no thread ran")?;
-    let end = shares
-        .iter()
-        .map(|share| share.end)
-        .max()
-        .ok_or("no thread ran")?;
+    let start = shares.iter().map(|share| share.start).min().ok_or("no thread ran")?;
+    let end = shares.iter().map(|share| share.end).max().ok_or("no thread ran")?;
     let busy: Option<Duration> = shares.iter().map(|share| share.busy).sum();
     let mut sum = Sum::default();
     for share in shares {
@@ -175,12 +165,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// One thread's part: opens `streams` connections, warms them, waits for the other threads, and streams.
-fn drive(
-    options: &Options,
-    target: &Target,
-    streams: usize,
-    barrier: &Barrier,
-) -> Result<Share, Failure> {
+fn drive(options: &Options, target: &Target, streams: usize, barrier: &Barrier) -> Result<Share, Failure> {
     let runtime = runtime()?;
     let limit = Duration::from_secs(options.timeout);
     let opened = runtime.block_on(async {
@@ -200,23 +185,10 @@ fn drive(
     let keep_progress = options.rounds == 1 && options.seconds == 0.0;
     let span = Duration::try_from_secs_f64(options.seconds)?;
     let (_, sum) = runtime
-        .block_on(async {
-            tokio::time::timeout(
-                limit,
-                together(connections, target, options.rounds, span, keep_progress),
-            )
-            .await
-        })
+        .block_on(async { tokio::time::timeout(limit, together(connections, target, options.rounds, span, keep_progress)).await })
         .map_err(|_| timed_out(options.timeout))??;
-    let busy = used
-        .zip(stats::thread_time())
-        .map(|(before, after)| after.saturating_sub(before));
-    Ok(Share {
-        sum,
-        start,
-        end: Instant::now(),
-        busy,
-    })
+    let busy = used.zip(stats::thread_time()).map(|(before, after)| after.saturating_sub(before));
+    Ok(Share { sum, start, end: Instant::now(), busy })
 }
 
 /// Streams on all connections at once, on each at least `rounds` answers and for at least `span`.
@@ -254,18 +226,8 @@ async fn together(
 /// The rate while all streams were decoding: from when the last had its first delta until the first had its last one. `null` when
 /// there was no such time.
 fn steady(sum: &Sum) -> Value {
-    let begin = sum
-        .progress
-        .iter()
-        .filter_map(|stream| stream.first())
-        .map(|&(at, _)| at)
-        .max();
-    let end = sum
-        .progress
-        .iter()
-        .filter_map(|stream| stream.last())
-        .map(|&(at, _)| at)
-        .min();
+    let begin = sum.progress.iter().filter_map(|stream| stream.first()).map(|&(at, _)| at).max();
+    let end = sum.progress.iter().filter_map(|stream| stream.last()).map(|&(at, _)| at).min();
     let (Some(begin), Some(end)) = (begin, end) else {
         return Value::Null;
     };
@@ -276,11 +238,7 @@ fn steady(sum: &Sum) -> Value {
         let later = stream.partition_point(|&(at, _)| at <= when);
         later.checked_sub(1).map_or(0, |last| stream[last].1)
     };
-    let deltas: u64 = sum
-        .progress
-        .iter()
-        .map(|stream| count_at(stream, end) - count_at(stream, begin))
-        .sum();
+    let deltas: u64 = sum.progress.iter().map(|stream| count_at(stream, end) - count_at(stream, begin)).sum();
     let seconds = (end - begin).as_secs_f64();
     // A delta may hold more than one token, or less: over whole answers the ratio is known.
     let tokens = deltas as f64 * sum.tokens as f64 / sum.deltas as f64;
@@ -305,9 +263,7 @@ pub(crate) fn run_first_event(options: &FirstEventOptions) -> Result<(), Failure
         }
         Ok::<_, Failure>(sum)
     };
-    let mut sum = runtime()?
-        .block_on(async { tokio::time::timeout(limit, measured).await })
-        .map_err(|_| timed_out(options.timeout))??;
+    let mut sum = runtime()?.block_on(async { tokio::time::timeout(limit, measured).await }).map_err(|_| timed_out(options.timeout))??;
     print_json(&json!({
         "requests": sum.requests,
         "events": sum.events,
@@ -318,9 +274,7 @@ pub(crate) fn run_first_event(options: &FirstEventOptions) -> Result<(), Failure
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    Ok(tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?)
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
 fn timed_out(seconds: u64) -> Failure {
@@ -335,18 +289,9 @@ mod tests {
     fn the_steady_rate_counts_only_while_all_streams_decode() {
         let zero = Instant::now();
         let at = |millis| zero + Duration::from_millis(millis);
-        let stream = |offset: u64| {
-            (0..10)
-                .map(|index| (at(offset + index * 100), index + 1))
-                .collect::<Vec<_>>()
-        };
+        let stream = |offset: u64| (0..10).map(|index| (at(offset + index * 100), index + 1)).collect::<Vec<_>>();
         // One decodes from 0 to 900 ms, the other from 500 to 1400: four steps of each lie between.
-        let sum = Sum {
-            deltas: 20,
-            tokens: 40,
-            progress: vec![stream(0), stream(500)],
-            ..Sum::default()
-        };
+        let sum = Sum { deltas: 20, tokens: 40, progress: vec![stream(0), stream(500)], ..Sum::default() };
         let steady = steady(&sum);
         assert_eq!(steady["deltas"], 8);
         assert_eq!(steady["tokens_per_s"], 40.0);
@@ -356,11 +301,7 @@ mod tests {
     fn there_is_no_steady_rate_without_an_overlap() {
         let zero = Instant::now();
         let later = zero + Duration::from_secs(1);
-        let sum = Sum {
-            deltas: 2,
-            progress: vec![vec![(zero, 1)], vec![(later, 1)]],
-            ..Sum::default()
-        };
+        let sum = Sum { deltas: 2, progress: vec![vec![(zero, 1)], vec![(later, 1)]], ..Sum::default() };
         assert_eq!(steady(&sum), Value::Null);
     }
 }

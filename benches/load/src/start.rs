@@ -40,8 +40,7 @@ pub(crate) struct Options {
 /// When the worker does not start, does not answer with a pong, or does not leave when told to.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let limit = Duration::from_secs(options.timeout);
-    let (mut pongs, mut bare, mut resident) =
-        (Durations::default(), Durations::default(), Vec::new());
+    let (mut pongs, mut bare, mut resident) = (Durations::default(), Durations::default(), Vec::new());
     // The first start of each fills the page cache and is not counted.
     for round in 0..=options.rounds {
         if let Some(python) = &options.python {
@@ -71,11 +70,7 @@ fn bare_start(python: &Path) -> Result<Duration, Failure> {
     let start = Instant::now();
     let status = Command::new(python).args(["-c", "pass"]).status()?;
     let took = start.elapsed();
-    if status.success() {
-        Ok(took)
-    } else {
-        Err(format!("'{} -c pass' ended with {status}", python.display()).into())
-    }
+    if status.success() { Ok(took) } else { Err(format!("'{} -c pass' ended with {status}", python.display()).into()) }
 }
 
 /// One start: the time to the pong, and the resident memory at it in KiB where the system tells.
@@ -93,11 +88,7 @@ fn worker_start(options: &Options, limit: Duration) -> Result<(Duration, Option<
         match UnixStream::connect(&options.socket) {
             Ok(stream) => break stream,
             Err(error) if start.elapsed() > limit => {
-                return Err(format!(
-                    "no worker on '{}' after {limit:?}: {error}",
-                    options.socket.display()
-                )
-                .into());
+                return Err(format!("no worker on '{}' after {limit:?}: {error}", options.socket.display()).into());
             }
             Err(_) => {}
         }
@@ -112,9 +103,7 @@ fn worker_start(options: &Options, limit: Duration) -> Result<(Duration, Option<
     BufReader::new(&stream).read_line(&mut reply)?;
     let took = start.elapsed();
     let memory = resident_kib(worker.0.id());
-    let kind = serde_json::from_str::<serde_json::Value>(&reply)
-        .ok()
-        .and_then(|reply| Some(reply.get("type")?.as_str()? == "pong"));
+    let kind = serde_json::from_str::<serde_json::Value>(&reply).ok().and_then(|reply| Some(reply.get("type")?.as_str()? == "pong"));
     if kind != Some(true) {
         return Err(format!("expected a pong, got {reply:?}").into());
     }
@@ -143,21 +132,9 @@ impl Drop for Worker {
 /// Resident memory of a process and its children, in KiB.
 fn resident_kib(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let own: u64 = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?
-        .trim()
-        .strip_suffix(" kB")?
-        .parse()
-        .ok()?;
-    let children =
-        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    Some(
-        own + children
-            .split_ascii_whitespace()
-            .filter_map(|child| resident_kib(child.parse().ok()?))
-            .sum::<u64>(),
-    )
+    let own: u64 = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix(" kB")?.parse().ok()?;
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    Some(own + children.split_ascii_whitespace().filter_map(|child| resident_kib(child.parse().ok()?)).sum::<u64>())
 }
 
 #[cfg(test)]

@@ -27,10 +27,7 @@ impl Durations {
 
     /// `{"n", "min", "p50", "p99", "max"}`, in microseconds.
     pub(crate) fn summary(&mut self) -> Value {
-        let mut at = |percent| {
-            self.percentile(percent)
-                .map(|duration| rounded(duration.as_secs_f64() * 1e6))
-        };
+        let mut at = |percent| self.percentile(percent).map(|duration| rounded(duration.as_secs_f64() * 1e6));
         json!({"min": at(0.0), "p50": at(50.0), "p99": at(99.0), "max": at(100.0), "n": self.0.len()})
     }
 }
@@ -43,11 +40,7 @@ pub(crate) fn rounded(figure: f64) -> f64 {
 /// Processor time that the calling thread has used; `None` where the system does not tell.
 pub(crate) fn thread_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    text.split_ascii_whitespace()
-        .next()?
-        .parse()
-        .ok()
-        .map(Duration::from_nanos)
+    text.split_ascii_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
 
 #[cfg(test)]
@@ -64,9 +57,6 @@ mod tests {
         assert_eq!(durations.percentile(0.0), Some(Duration::from_millis(1)));
         assert_eq!(durations.percentile(50.0), Some(Duration::from_millis(100)));
         assert_eq!(durations.percentile(99.0), Some(Duration::from_millis(198)));
-        assert_eq!(
-            durations.percentile(100.0),
-            Some(Duration::from_millis(200))
-        );
+        assert_eq!(durations.percentile(100.0), Some(Duration::from_millis(200)));
     }
 }
