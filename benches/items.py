@@ -224,7 +224,7 @@ def decode(tools: Tools, options: Options) -> Iterator[Row]:
 
 
 def decoding(figures: Figures) -> float:
-    """Tokens a second while all sequences decode: the door's clients tell it apart from prefill, the bare loop has no other."""
+    """Tokens a second while all sequences decode; the bare loop reports nothing else."""
     rate: float = (figures.get("steady") or figures)["tokens_per_s"]
     return rate
 

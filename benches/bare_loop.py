@@ -1,0 +1,32 @@
+"""The bare onnxruntime loop as a peer of the HTTP door: runs the loop of `bare_onnx.py` once and prints its decode rate as JSON.
+
+The loop is the same one that the engine alone is compared with; here it is only given the door's prompt and answer lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bare_onnx  # noqa: E402
+
+
+def main() -> None:
+    """Prints `{"tokens_per_s", "steps"}`: tokens of all rows a second, over the time of the decode steps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--folder", required=True, help="a model folder with model.onnx")
+    parser.add_argument("--batch", type=int, required=True, help="rows that decode together")
+    parser.add_argument("--tokens", type=int, required=True, help="tokens of each answer")
+    parser.add_argument("--prompt-tokens", type=int, required=True, dest="context", help="prompt tokens of each row")
+    parser.add_argument("--threads", type=int, required=True, help="compute threads")
+    parser.add_argument("--spin", action="store_true", help="let idle compute threads spin")
+    options = parser.parse_args()
+    steps = bare_onnx.bare_steps(options, options.batch)
+    print(json.dumps({"tokens_per_s": options.batch * len(steps) / sum(steps), "steps": len(steps)}))
+
+
+if __name__ == "__main__":
+    main()
