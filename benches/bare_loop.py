@@ -1,17 +1,14 @@
-"""The bare onnxruntime loop as a peer of the HTTP door: runs the loop of `bare_onnx.py` once and prints its decode rate as JSON.
+"""The bare onnxruntime loop as a peer of the HTTP door: runs the loop of `bare_onnx.py` once, prints its rate as JSON.
 
-The loop is the same one that the engine alone is compared with; here it is only given the door's prompt and answer lengths.
+It is the loop that the engine alone is compared with; here it is only given the door's prompt and answer lengths.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import bare_onnx  # noqa: E402
+import bare_onnx
 
 
 def main() -> None:

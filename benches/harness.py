@@ -13,6 +13,7 @@ import platform
 import queue
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -178,6 +179,16 @@ def healthy(address: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def connectable(path: str) -> bool:
+    """Whether something listens on the Unix socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+    return True
 
 
 def capture(address: str, body: str) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from harness import ROOT, BenchError, Tools, capture, http_server, run_json, serving
+from harness import ROOT, BenchError, Tools, capture, connectable, http_server, run_json, serving
 
 Figures = dict[str, Any]
 
@@ -134,9 +134,7 @@ def streaming(tools: Tools, options: Options) -> Iterator[Row]:
                 ceiling = median(measure(bare)()["events_per_s"] for _ in range(options.rounds))
                 rate = median(pair[0]["events_per_s"] for pair in pairs)
                 load = median(pair[0].get("generator_load") or 0.0 for pair in pairs)
-                what = (
-                    f"{name}: events, and the generator's own limit (bare server, same bytes); it was busy {load:.0%}"
-                )
+                what = f"{name}: all events; the generator's limit (busy {load:.0%})"
                 good = ceiling > rate and load < 0.95
                 yield Row(what, show(rate, "/s"), show(ceiling, "/s"), f"{rate / ceiling:.3g}", "< 1", good)
 
@@ -181,7 +179,7 @@ def ping(tools: Tools, options: Options) -> Iterator[Row]:
             serving([tools.load, "echo-line", "--socket", echo]) as bare,
             serving([tools.load, "echo-line", "--socket", batched, "--coalesce"]) as coalescing,
         ):
-            server.await_true(lambda: os.path.exists(ours))
+            server.await_true(lambda: connectable(ours))
             bare.await_line('("socket")')
             coalescing.await_line('("socket")')
 
@@ -214,7 +212,7 @@ def decode(tools: Tools, options: Options) -> Iterator[Row]:
             # What the door really made, so that the bare loop makes the same: prompt and answer lengths, per client.
             sample = run_json(ours)
             tokens, prompt = sample["tokens"] // clients, sample["prompt_tokens"] // clients
-            bare = [tools.python, str(ROOT / "benches/bare_onnx.py"), "--folder", str(folder), "--batch", str(clients)]
+            bare = [tools.python, str(ROOT / "benches/bare_loop.py"), "--folder", str(folder), "--batch", str(clients)]
             bare += ["--tokens", str(tokens), "--prompt-tokens", str(prompt), "--threads", threads]
             pairs = alternate(options.rounds, partial(run_json, ours), partial(run_json, bare))
             if any(pair[0]["steady"] is None for pair in pairs):
@@ -253,7 +251,7 @@ def start(tools: Tools, options: Options) -> Iterator[Row]:
     ratio, over = f"{pong / bare:.3g}", pong - bare
     yield Row("start to first pong p50, and `python -c pass`", show(pong, "ms"), show(bare, "ms"), ratio)
     yield Row("the difference", show(over, "ms"), "", "", "≤ 60 ms", over <= 60)
-    memory = figures["resident_kib"] / 1000 * 1.024
+    memory = figures["resident_kib"] * 1024 / 1e6
     yield Row("resident memory at the first pong", show(memory, "MB"), "", "", "≤ 40 MB", memory <= 40)
 
 
