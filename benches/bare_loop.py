@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 
 import bare_onnx
 
@@ -21,8 +22,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True, help="compute threads")
     parser.add_argument("--spin", action="store_true", help="let idle compute threads spin")
     options = parser.parse_args()
-    steps = bare_onnx.bare_steps(options, options.batch)
-    print(json.dumps({"tokens_per_s": options.batch * len(steps) / sum(steps), "steps": len(steps)}))
+    # The first steps warm the buffers up; the clock starts when they are done.
+    times = [time.perf_counter() for _ in bare_onnx.bare(options, options.batch)][2:]
+    if len(times) < 2:
+        parser.error("--tokens is too small to measure a rate")
+    steps = len(times) - 1
+    print(json.dumps({"tokens_per_s": options.batch * steps / (times[-1] - times[0]), "steps": steps}))
 
 
 if __name__ == "__main__":
