@@ -1,4 +1,4 @@
-"""What crossing the boundary costs an engine: `push` and `poll` of the real extension, without a door and without a model.
+"""What crossing the boundary costs an engine: calls on the port of the real extension, without a door and a model.
 
 `pytest benches/test_engines.py` prints the times. An engine pays one `push` and one `poll` a step; a step of a small
 model takes milliseconds, so a crossing of some microseconds is lost in it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
 core = pytest.importorskip("emberd._core", reason="the extension is not installed: maturin develop --release")
 
@@ -38,7 +39,7 @@ def bench() -> Iterator[Bench]:
     made.port.close()
 
 
-def test_push_of_a_step(benchmark, bench: Bench) -> None:  # type: ignore[no-untyped-def]
+def test_push_of_a_step(benchmark: BenchmarkFixture, bench: Bench) -> None:
     """One token for each of 32 requests, as the batched decode pushes it."""
     step = [(id, [7], None) for id in bench.ids]
     assert benchmark.pedantic(bench.port.push, args=(step,), rounds=2000, iterations=10, warmup_rounds=100) == []
@@ -48,23 +49,23 @@ def test_push_of_a_step(benchmark, bench: Bench) -> None:  # type: ignore[no-unt
     assert finish is None
 
 
-def test_push_of_several_tokens(benchmark, bench: Bench) -> None:  # type: ignore[no-untyped-def]
+def test_push_of_several_tokens(benchmark: BenchmarkFixture, bench: Bench) -> None:
     """Four tokens for each of 32 requests, as speculation would push them."""
     step = [(id, [7, 8, 9, 10], None) for id in bench.ids]
     assert benchmark.pedantic(bench.port.push, args=(step,), rounds=2000, iterations=10, warmup_rounds=100) == []
 
 
-def test_push_of_nothing(benchmark, bench: Bench) -> None:  # type: ignore[no-untyped-def]
+def test_push_of_nothing(benchmark: BenchmarkFixture, bench: Bench) -> None:
     """The question who left, as a prefill asks it between two chunks."""
     assert benchmark(bench.port.push, []) == []
 
 
-def test_poll_without_orders(benchmark, bench: Bench) -> None:  # type: ignore[no-untyped-def]
+def test_poll_without_orders(benchmark: BenchmarkFixture, bench: Bench) -> None:
     """The question what is new, before every step."""
     assert benchmark(bench.port.poll) == []
 
 
-def test_a_request_from_submit_to_its_end(benchmark) -> None:  # type: ignore[no-untyped-def]
+def test_a_request_from_submit_to_its_end(benchmark: BenchmarkFixture) -> None:
     """Submit, admission, one token, finish, read: the crossings of the shortest request there is."""
     doors, port = core.port()
     port.ready(core.Capabilities(context_length=64, max_batch=1, vocab_size=1000, eos_ids=[2]))
