@@ -76,6 +76,8 @@ def run_json(command: Sequence[str], timeout: float = 600.0) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:
         raise BenchError(f"not done after {timeout:g} s: {' '.join(command)}") from error
+    except OSError as error:
+        raise BenchError(f"cannot run {command[0]}: {error}") from error
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:
         raise BenchError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
@@ -90,14 +92,18 @@ class Server:
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in stop()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._command = " ".join(command)
-        self._child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, **(env or {})},
-        )
+        try:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env={**os.environ, **(env or {})},
+            )
+        except OSError as error:
+            self._log.close()
+            raise BenchError(f"cannot run {command[0]}: {error}") from error
         threading.Thread(target=self._drain, daemon=True).start()
 
     def _drain(self) -> None:
