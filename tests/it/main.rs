@@ -1,1 +1,4 @@
-fn main() {}
+//! The one binary of integration tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
+
+mod templates;
