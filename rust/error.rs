@@ -28,7 +28,6 @@ pub enum Code {
     ModelLoadFailed,
     DownloadFailed,
     EngineFailed,
-    EngineMissing,
     ShuttingDown,
     ServerError,
 }
@@ -48,7 +47,7 @@ pub struct Row {
 
 impl Code {
     /// Every code, in the order of the table.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 20] = [
         Self::InvalidJson,
         Self::MissingRequiredParameter,
         Self::InvalidType,
@@ -67,7 +66,6 @@ impl Code {
         Self::ModelLoadFailed,
         Self::DownloadFailed,
         Self::EngineFailed,
-        Self::EngineMissing,
         Self::ShuttingDown,
         Self::ServerError,
     ];
@@ -96,7 +94,6 @@ impl Code {
             Self::ModelLoadFailed => ("model_load_failed", 503, SERVER, "the model could not be loaded"),
             Self::DownloadFailed => ("download_failed", 503, SERVER, "the model could not be fetched"),
             Self::EngineFailed => ("engine_failed", 500, SERVER, "the engine failed while it worked on the request"),
-            Self::EngineMissing => ("engine_missing", 503, SERVER, "the engine is not installed"),
             Self::ShuttingDown => ("shutting_down", 503, SERVER, "the server is going away"),
             Self::ServerError => ("server_error", 500, SERVER, "a fault of this server; the log has the detail"),
         };

@@ -2,9 +2,10 @@
 //!
 //! The engine's thread delivers into an [`Inbox`] under its own small lock; a slow reader finds what has gathered in one piece.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Instant;
 
 use crate::engine::port::Shared;
@@ -153,6 +154,24 @@ impl Generation {
         let mut tokens = Vec::new();
         let end = poll_fn(|cx| self.poll_chunk(cx, &mut tokens)).await;
         Some(Chunk { tokens, end })
+    }
+
+    /// The next chunk, for a thread that may sleep; `None` after the end.
+    pub fn next_blocking(&mut self) -> Option<Chunk> {
+        struct Unpark(Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut next = std::pin::pin!(self.next());
+        loop {
+            match next.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(chunk) => return chunk,
+                Poll::Pending => thread::park(),
+            }
+        }
     }
 }
 

@@ -440,15 +440,14 @@ impl Drop for Port {
     }
 }
 
+/// The first line of an engine's message is what happened, with what to do after `; hint: `; the whole goes to the log.
 fn failure(message: &str) -> Error {
-    let mut lines = message.lines();
-    let first = lines.find(|line| !line.trim().is_empty()).unwrap_or("the engine failed without saying why").trim().to_owned();
-    let code = if first.contains("is not installed") { Code::EngineMissing } else { Code::EngineFailed };
-    let (first, hint) = match lines.next().and_then(|line| line.trim().strip_prefix("hint: ")) {
-        Some(hint) => (first, Some(hint.to_owned())),
+    let first = message.lines().find(|line| !line.trim().is_empty()).unwrap_or("the engine failed without saying why").trim();
+    let (what, hint) = match first.split_once("; hint: ") {
+        Some((what, hint)) => (what, Some(hint.to_owned())),
         None => (first, None),
     };
-    let mut error = Error::new(code, first).detail(message);
+    let mut error = Error::new(Code::EngineFailed, what.to_owned()).detail(message);
     error.hint = hint.map(Into::into);
     error
 }

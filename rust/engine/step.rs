@@ -21,6 +21,15 @@ impl Finish {
             _ => None,
         }
     }
+
+    /// The name of this finish on the port.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
 }
 
 /// What one step made for one sequence.

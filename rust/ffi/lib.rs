@@ -1,1 +1,15 @@
-//! The extension module.
+//! The extension module `emberd._core`: everything that Python sees of the core stands in this list.
+//!
+//! [`port`] is the crossing; [`app`] starts the process and hands out engines to load. Nothing here knows doors, text or models.
+
+mod app;
+mod port;
+
+/// What Python sees.
+#[pyo3::pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    use crate::app::{App, start};
+    #[pymodule_export]
+    use crate::port::{Admit, Cancel, Capabilities, Doors, Launch, Port, PortError, Reader, Sampling, Settings, port};
+}

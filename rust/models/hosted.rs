@@ -1,0 +1,341 @@
+//! A model that this process serves: absent, loading, ready or failed.
+//!
+//! The first request loads it; requests that come meanwhile wait for the same load, and the load goes on when they leave. After a failure the
+//! next request tries anew.
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{broadcast, watch};
+
+use crate::engine::port::{Capabilities, Engine, Phase};
+use crate::engine::{Launcher, Request, Sampling, Settings, host};
+use crate::error::{Code, Error, Result};
+use crate::models::answer::Answer;
+use crate::models::builtin;
+use crate::models::catalog::Source;
+use crate::models::fetch::Shelf;
+use crate::models::folder::Defaults;
+use crate::models::progress::Progress;
+use crate::prompt::{Prompter, Tokenizer, Turn};
+
+/// News that a slow watcher may fall behind by before it misses some.
+const NEWS: usize = 256;
+
+/// What every model of a process shares.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) shelf: Shelf,
+    pub(crate) launcher: Launcher,
+    pub(crate) engine: String,
+    pub(crate) settings: Settings,
+}
+
+/// Where a model is in its life.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Nobody has asked for it.
+    Absent,
+    /// Being fetched or loaded.
+    Loading,
+    /// Answers.
+    Ready,
+    /// The last load, or the engine, failed; the next request loads it again.
+    Failed(Error),
+}
+
+type Settled = Option<Result<Arc<Model>>>;
+
+enum Held {
+    Absent,
+    Loading(watch::Receiver<Settled>),
+    Ready(Arc<Model>),
+    Failed(Error),
+}
+
+/// A model that this process serves.
+pub struct Hosted {
+    id: String,
+    source: Source,
+    created: u64,
+    shared: Shared,
+    held: Mutex<Held>,
+    news: broadcast::Sender<Progress>,
+}
+
+/// A load in progress, or one that is over already.
+pub struct Loading {
+    /// Whether this call started it: the caller then is the one to be told of its progress.
+    pub started: bool,
+    /// News of it; closed when there is no more.
+    pub news: broadcast::Receiver<Progress>,
+    settled: watch::Receiver<Settled>,
+}
+
+impl Loading {
+    /// The model, once it is ready.
+    ///
+    /// # Errors
+    /// Why it could not be loaded.
+    pub fn model(&self) -> impl Future<Output = Result<Arc<Model>>> + Send + use<> {
+        let mut settled = self.settled.clone();
+        async move {
+            match settled.wait_for(Option::is_some).await.as_deref() {
+                Ok(Some(model)) => model.clone(),
+                _ => Err(Error::new(Code::ShuttingDown, "the server is shutting down")),
+            }
+        }
+    }
+}
+
+impl Hosted {
+    pub(crate) fn new(id: String, source: Source, shared: Shared) -> Self {
+        let created = created(&source, &shared.shelf);
+        Self { id, source, created, shared, held: Mutex::new(Held::Absent), news: broadcast::channel(NEWS).0 }
+    }
+
+    /// The name it is served under.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// When its files were made, in seconds since 1970; stable for as long as they are the same.
+    #[must_use]
+    pub fn created(&self) -> u64 {
+        self.created
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The model, if it is loaded and its engine lives.
+    #[must_use]
+    pub fn loaded(&self) -> Option<Arc<Model>> {
+        match &*self.lock() {
+            Held::Ready(model) if model.alive() => Some(Arc::clone(model)),
+            _ => None,
+        }
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn state(&self) -> State {
+        match &*self.lock() {
+            Held::Absent => State::Absent,
+            Held::Loading(_) => State::Loading,
+            Held::Failed(error) => State::Failed(error.clone()),
+            Held::Ready(model) => match &*model.engine.phase().borrow() {
+                Phase::Failed(error) => State::Failed(error.clone()),
+                Phase::Closed => State::Absent,
+                _ => State::Ready,
+            },
+        }
+    }
+
+    /// How long the engine has had work and made no step; `None` when it has no work or there is no engine.
+    #[must_use]
+    pub fn stalled(&self) -> Option<Duration> {
+        self.loaded().and_then(|model| model.engine.stalled())
+    }
+
+    /// The model, loaded first if it is not.
+    ///
+    /// # Errors
+    /// Why it could not be fetched or loaded.
+    pub async fn ready(self: &Arc<Self>) -> Result<Arc<Model>> {
+        match self.loaded() {
+            Some(model) => Ok(model),
+            None => self.load().model().await,
+        }
+    }
+
+    /// Starts loading it, joins the load in progress, or finds it loaded. Must be called within a runtime. The load goes on when the
+    /// result is dropped.
+    pub fn load(self: &Arc<Self>) -> Loading {
+        let news = self.news.subscribe();
+        let mut held = self.lock();
+        match &*held {
+            Held::Loading(settled) => Loading { started: false, news, settled: settled.clone() },
+            Held::Ready(model) if model.alive() => {
+                let settled = watch::channel(Some(Ok(Arc::clone(model)))).1;
+                Loading { started: false, news, settled }
+            }
+            _ => {
+                let (sender, settled) = watch::channel(None);
+                *held = Held::Loading(settled.clone());
+                drop(held);
+                let hosted = Arc::clone(self);
+                tokio::spawn(async move {
+                    let outcome = hosted.bring_up().await;
+                    if let Err(error) = &outcome {
+                        tracing::error!(model = hosted.id, %error, detail = error.detail.as_deref(), "the model could not be loaded");
+                    }
+                    *hosted.lock() = match &outcome {
+                        Ok(model) => Held::Ready(Arc::clone(model)),
+                        Err(error) => Held::Failed(error.clone()),
+                    };
+                    sender.send_replace(Some(outcome));
+                });
+                Loading { started: true, news, settled }
+            }
+        }
+    }
+
+    async fn bring_up(self: &Arc<Self>) -> Result<Arc<Model>> {
+        let started = std::time::Instant::now();
+        let shared = &self.shared;
+        if matches!(self.source, Source::Builtin) {
+            // An engine without a model still is told of a folder, where it finds none of the files that it could do without.
+            let engine = shared.launcher.launch(&shared.engine, &std::env::temp_dir(), shared.settings.clone())?;
+            let capabilities = host::ready(engine.phase()).await?;
+            let (prompter, tokenizer) = builtin::prompt()?;
+            return Ok(Arc::new(Model::new(self.id.clone(), prompter, tokenizer, engine, capabilities, Defaults::default())));
+        }
+        let (hosted, shelf) = (Arc::clone(self), shared.shelf.clone());
+        let folder = blocking(move || {
+            let news = |progress| _ = hosted.news.send(progress); // Nobody may be watching.
+            shelf.ensure(&hosted.source, &hosted.id, &news)
+        })
+        .await?;
+        // The engine loads its weights while the tokenizer is read here.
+        let engine = shared.launcher.launch(&shared.engine, &folder, shared.settings.clone())?;
+        let read = blocking(move || read(&folder)).await;
+        let ready = match &read {
+            Ok(_) => host::ready(engine.phase()).await.map_err(load_failed),
+            Err(error) => Err(error.clone()),
+        };
+        match (read, ready) {
+            (Ok((prompter, tokenizer, defaults)), Ok(capabilities)) => {
+                tracing::info!(model = self.id, milliseconds = started.elapsed().as_millis() as u64, "ready");
+                Ok(Arc::new(Model::new(self.id.clone(), prompter, tokenizer, engine, capabilities, defaults)))
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                engine.close();
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the engine; what is in flight ends with `shutting_down`.
+    pub fn close(&self) {
+        if let Held::Ready(model) = &*self.lock() {
+            model.engine.close();
+        }
+    }
+}
+
+fn load_failed(mut error: Error) -> Error {
+    if error.code == Code::EngineFailed {
+        error.code = Code::ModelLoadFailed;
+    }
+    error
+}
+
+fn read(folder: &Path) -> Result<(Prompter, Arc<Tokenizer>, Defaults)> {
+    let defaults = Defaults::read(folder)?;
+    let (prompter, tokenizer) = crate::prompt::load(folder)?;
+    Ok((prompter, tokenizer, defaults))
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => Err(Error::new(Code::ServerError, "a fault while the model was loaded").detail(error.to_string())),
+    }
+}
+
+fn created(source: &Source, shelf: &Shelf) -> u64 {
+    let path = match source {
+        Source::Gguf(path) => Some(path.clone()),
+        source => shelf.place(source).ok().map(|folder| folder.join("config.json")),
+    };
+    let time = path.and_then(|path| std::fs::metadata(path).ok()).and_then(|metadata| metadata.modified().ok());
+    let time = time.unwrap_or_else(SystemTime::now);
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A loaded model: turns in, text out.
+pub struct Model {
+    /// The name it is served under.
+    pub id: String,
+    /// What its engine can do.
+    pub capabilities: Arc<Capabilities>,
+    /// Sampling that its makers recommend.
+    pub defaults: Defaults,
+    /// Its engine.
+    pub engine: Engine,
+    prompter: Prompter,
+    tokenizer: Arc<Tokenizer>,
+}
+
+/// What is asked of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ask {
+    /// How many tokens may be made, at least one.
+    pub max_tokens: u32,
+    /// `None`: greedy.
+    pub sampling: Option<Sampling>,
+    /// The answer ends at the earliest of these.
+    pub stop: Vec<String>,
+    /// Whether the stop string itself is part of the answer.
+    pub include_stop: bool,
+}
+
+/// How turns become a prompt.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PromptOptions {
+    /// The template's own switch; `None` leaves it unset.
+    pub enable_thinking: Option<bool>,
+    /// Text that the answer is made to begin with: appended as it is to the rendered prompt.
+    pub prefill: Option<String>,
+}
+
+impl Model {
+    fn new(id: String, prompter: Prompter, tokenizer: Arc<Tokenizer>, engine: Engine, capabilities: Arc<Capabilities>, defaults: Defaults) -> Self {
+        Self { id, capabilities, defaults, engine, prompter, tokenizer }
+    }
+
+    fn alive(&self) -> bool {
+        matches!(&*self.engine.phase().borrow(), Phase::Ready(_))
+    }
+
+    /// The token ids of a conversation, ready for an answer. Costs some 50 µs for a short one and grows with its length.
+    ///
+    /// # Errors
+    /// `invalid_value` when the model's template refuses the conversation.
+    pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Vec<u32>> {
+        let mut text = self.prompter.render(turns, options.enable_thinking)?;
+        text.push_str(options.prefill.as_deref().unwrap_or_default());
+        self.tokenizer.encode(&text)
+    }
+
+    /// How many tokens an answer to a prompt of this length can have.
+    ///
+    /// # Errors
+    /// `context_length_exceeded` when not even one fits.
+    pub fn room(&self, prompt_tokens: usize) -> Result<u32> {
+        let window = self.capabilities.context_length;
+        let left = u32::try_from(prompt_tokens).ok().and_then(|prompt| window.checked_sub(prompt)).unwrap_or(0);
+        if left == 0 {
+            return Err(Error::new(
+                Code::ContextLengthExceeded,
+                format!("the prompt has {prompt_tokens} tokens, but the window is {window} for prompt and answer together"),
+            )
+            .hint("shorten the input"));
+        }
+        Ok(left)
+    }
+
+    /// Queues a prompt and gives its answer as a stream of text. Dropping the stream cancels it.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn answer(&self, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
+        let generation = self.engine.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling })?;
+        Ok(Answer::new(generation, Arc::clone(&self.tokenizer), ask.stop, ask.include_stop))
+    }
+}

