@@ -4,9 +4,10 @@
 //! them, and [`tokenizer`] turns text into ids. Nothing here knows a door, an engine or a request.
 
 mod builtins;
-mod generation;
 mod json;
 mod python;
+mod repr;
+mod source;
 pub mod template;
 
 pub use template::{ChatTemplate, RenderInput, Specials, TemplateError};

@@ -87,7 +87,7 @@ impl ChatTemplate {
         env.set_debug(false);
         builtins::install(&mut env);
         builtins::install_clock(&mut env, || ZonedDateTime::now().datetime());
-        env.add_template_owned(NAME, super::generation::rewrite(&source).into_owned())
+        env.add_template_owned(NAME, super::source::rewrite(&source))
             .map_err(|error| compile_error(&error))?;
         let Specials { bos_token, eos_token, pad_token, unk_token } = specials;
         let specials =
