@@ -1,3 +1,4 @@
 //! emberd.
 
 pub mod prompt;
+pub mod text;

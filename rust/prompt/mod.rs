@@ -5,9 +5,12 @@
 
 mod builtins;
 mod json;
+pub mod messages;
 mod python;
 mod repr;
 mod source;
 pub mod template;
+pub mod tokenizer;
 
 pub use template::{ChatTemplate, RenderInput, Specials, TemplateError};
+pub use tokenizer::{Tokenizer, TokenizerError};

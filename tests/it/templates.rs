@@ -155,3 +155,49 @@ fn snippets_render_as_jinja2_renders_them() {
     }
     assert!(wrong.is_empty(), "{} snippets:\n{}", wrong.len(), wrong.join("\n"));
 }
+
+fn render_source(source: &str) -> Result<String, TemplateError> {
+    compile(source)?.render(&RenderInput { messages: &[], tools: None, add_generation_prompt: false, extra: &Map::new() })
+}
+
+#[test]
+fn the_three_kinds_of_failure_are_told_apart() {
+    assert!(matches!(compile("{% if %}"), Err(TemplateError::Compile(_))));
+    assert!(matches!(compile("{{ x "), Err(TemplateError::Compile(_))));
+    let raised = render_source("{% macro m() %}{{ raise_exception('only ' ~ 1) }}{% endmacro %}{{ m() }}");
+    assert!(matches!(raised, Err(TemplateError::Raised(message)) if message == "only 1"));
+    let Err(TemplateError::Render(message)) = render_source("\n\n{{ nothing.at.all }}") else { panic!("rendered") };
+    assert!(message.contains("line 3"), "{message}");
+}
+
+#[test]
+fn a_template_that_never_ends_is_stopped() {
+    let bombs = [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% set ns = namespace(s='xxxxxxxxxxxxxxxx') %}{% for i in range(99999) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{{ 'x'.ljust(99999999999) }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l|tojson }}",
+    ];
+    for bomb in bombs {
+        assert!(matches!(render_source(bomb), Err(TemplateError::Render(_))), "{bomb}");
+    }
+}
+
+#[test]
+fn variables_of_the_request_win_over_special_tokens_and_not_over_messages() {
+    let extra = serde_json::json!({"bos_token": "mine", "messages": "theirs", "enable_thinking": false});
+    let input =
+        RenderInput { messages: &[], tools: None, add_generation_prompt: true, extra: extra.as_object().unwrap() };
+    let template = compile("{{ bos_token }}{{ messages }}{{ enable_thinking }}").unwrap();
+    assert_eq!(template.render(&input).unwrap(), "mine[]False");
+}
+
+#[test]
+fn the_clock_runs_unless_it_is_stopped() {
+    let template = ChatTemplate::new("{{ strftime_now('%Y-%m-%d') }}", Specials::default()).unwrap();
+    let input = RenderInput { messages: &[], tools: None, add_generation_prompt: false, extra: &Map::new() };
+    let before = jiff::ZonedDateTime::now().datetime().date();
+    let found: jiff::civil::Date = template.render(&input).unwrap().parse().unwrap();
+    assert!((before..=jiff::ZonedDateTime::now().datetime().date()).contains(&found));
+}
