@@ -1,4 +1,28 @@
-//! tmp
+//! emberd keeps a small language model warm for every program on the machine.
+//!
+//! The modules stand in the order a request meets them: the process and its settings, the two doors, the models behind them, the way from
+//! turns to token ids, the engine, and the way back to text. Arrows point down the list only. Nothing here knows Python: an engine written in it meets
+//! this crate at [`engine::port`], through the extension module in `rust/ffi`.
+
+pub mod app;
+pub mod config;
 pub mod error;
+pub mod listen;
+pub mod shutdown;
+
+mod chat;
+mod serve;
+mod shelf;
+
+pub mod worker;
+
+pub mod http;
+pub mod responses;
+
+pub mod models;
+
 pub mod prompt;
+
 pub mod engine;
+
+pub mod text;

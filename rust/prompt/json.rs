@@ -7,7 +7,7 @@
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python::{Generator, as_float};
+use super::python::{as_float, is_lazy};
 
 /// How one call of `tojson` wants its text, with the defaults that transformers gives it.
 struct Style {
@@ -81,7 +81,7 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
             None => write!(out, "{value}").map_err(|_| fault("cannot write a number"))?,
         },
         ValueKind::String => push_string(out, value.as_str().unwrap_or_default(), style.ascii),
-        ValueKind::Seq | ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_none() => {
+        ValueKind::Seq | ValueKind::Iterable if !is_lazy(value) => {
             write_list(out, value, style, depth)?;
         }
         ValueKind::Map if value.as_object().is_some() => write_map(out, value, style, depth)?,

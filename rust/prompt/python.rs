@@ -45,6 +45,36 @@ impl Object for Generator {
     }
 }
 
+/// What `dict.items()` and its kin give: a length and any number of walks, but no sequence and not serialisable.
+#[derive(Debug)]
+struct View {
+    name: &'static str,
+    items: Vec<Value>,
+}
+
+impl Object for View {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.items.clone())
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.items.len())
+    }
+
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}({})", self.name, Value::from(self.items.clone()))
+    }
+}
+
+/// Whether `value` can be walked but is neither a list nor a dict in Python.
+pub(super) fn is_lazy(value: &Value) -> bool {
+    value.downcast_object_ref::<Generator>().is_some() || value.downcast_object_ref::<View>().is_some()
+}
+
 /// The float in `value`, if it is one (and not an integer).
 pub(super) fn as_float(value: &Value) -> Option<f64> {
     (value.kind() == ValueKind::Number && !value.is_integer()).then(|| f64::try_from(value.clone()).ok()).flatten()
@@ -266,7 +296,7 @@ fn split_at_space(text: &str, limit: usize, from_end: bool) -> Vec<&str> {
 }
 
 /// `str.splitlines`: more line ends than `\n`, and no empty line after the last.
-fn lines(text: &str, keep: bool) -> Vec<&str> {
+pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
     let mut chars = text.char_indices().peekable();
@@ -333,13 +363,32 @@ fn affix(text: &str, args: &[Value], holds: fn(&str, &str) -> bool) -> Result<Va
 }
 
 fn map(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
-    Ok(match name {
+    let name = match name {
         "copy" => {
             let () = from_args(args)?;
-            Some(value.clone())
+            return Ok(Some(value.clone()));
         }
-        _ => None,
-    })
+        "items" => "dict_items",
+        "keys" => "dict_keys",
+        "values" => "dict_values",
+        _ => return Ok(None),
+    };
+    if value.as_object().is_none() {
+        return Ok(None);
+    }
+    let () = from_args(args)?;
+    let mut items = Vec::new();
+    for key in value.try_iter()? {
+        items.push(match name {
+            "dict_keys" => key,
+            "dict_values" => value.get_item(&key)?,
+            _ => {
+                let item = value.get_item(&key)?;
+                Value::from(Tuple::from([key, item]))
+            }
+        });
+    }
+    Ok(Some(Value::from_object(View { name, items })))
 }
 
 fn list(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {

@@ -12,9 +12,9 @@ use serde_json::Map;
 
 use super::builtins::{self, Raised};
 
-/// Instructions, or units of 64 bytes of text, that one render may cost. The longest real template needs about 3,000 for a turn; this is some
-/// seconds of work at most.
-const FUEL: u64 = 50_000_000;
+/// Instructions, or units of 64 bytes of text, that one render may cost: under a second of work and 256 MB at the very most. A turn costs a real
+/// template some hundred.
+const FUEL: u64 = 4_000_000;
 
 /// The longest accepted template source, in bytes. Real ones end near 30 kB.
 const MAX_SOURCE: usize = 4 << 20;
@@ -87,7 +87,7 @@ impl ChatTemplate {
         env.set_debug(false);
         builtins::install(&mut env);
         builtins::install_clock(&mut env, || ZonedDateTime::now().datetime());
-        env.add_template_owned(NAME, super::generation::rewrite(&source).into_owned())
+        env.add_template_owned(NAME, super::source::rewrite(&source))
             .map_err(|error| compile_error(&error))?;
         let Specials { bos_token, eos_token, pad_token, unk_token } = specials;
         let specials =

@@ -1,5 +1,9 @@
 //! The one binary of integration tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
-mod port;
+mod decode;
+mod messages;
+mod stop;
 mod templates;
+mod tokenizer;
+mod vocab;
