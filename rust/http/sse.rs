@@ -1,0 +1,242 @@
+//! Events as bytes. Everything that is ready goes out as one piece; an event is never split over two; silence is broken by comments.
+//!
+//! Which events there are is the response's business.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::error::{Code, Error};
+use crate::responses::{Event, Running, Sink};
+
+/// A line that clients skip.
+const COMMENT: &[u8] = b": keep-alive\n\n";
+/// Room for the first two events with a short request; the buffer grows to what a reader's pace needs and stays there.
+const ROOM: usize = 4096;
+
+/// A response as a body of server-sent events. Dropping it cancels the answer.
+pub(crate) struct Events {
+    running: Running,
+    buffer: BytesMut,
+    over: bool,
+    every: Duration,
+    quiet_since: Instant,
+    alarm: Pin<Box<Sleep>>,
+    cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Events {
+    /// The events of an answer, a comment after each `every` of silence. When `cut` is ready the response fails: the server is going away.
+    pub(crate) fn new(mut running: Running, every: Duration, cut: impl Future<Output = ()> + Send + 'static) -> Self {
+        let mut buffer = BytesMut::with_capacity(ROOM);
+        running.begin(&mut Writer(&mut buffer));
+        Self { running, buffer, over: false, every, quiet_since: Instant::now(), alarm: Box::pin(sleep(every)), cut: Box::pin(cut) }
+    }
+
+    /// Whether the last bytes have been given.
+    pub(crate) fn over(&self) -> bool {
+        self.over
+    }
+
+    /// What there is to send; `None` after the end.
+    pub(crate) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        match self.running.poll(cx, &mut Writer(&mut self.buffer)) {
+            Poll::Ready(over) => self.over = over,
+            // The first events wait for nothing, least of all for the prompt to be read.
+            Poll::Pending if !self.buffer.is_empty() => {}
+            Poll::Pending if self.cut.as_mut().poll(cx).is_ready() => {
+                let error = Error::new(Code::ShuttingDown, "the server is going away").hint("try again");
+                self.running.fail(&error, &mut Writer(&mut self.buffer));
+                self.over = true;
+            }
+            Poll::Pending => {
+                // Set once for many events: when it rings early it is put off, which costs less than to put it off at each event.
+                ready!(self.alarm.as_mut().poll(cx));
+                while self.quiet_since.elapsed() < self.every {
+                    self.alarm.as_mut().reset(self.quiet_since + self.every);
+                    ready!(self.alarm.as_mut().poll(cx));
+                }
+                self.alarm.as_mut().reset(Instant::now() + self.every);
+                self.buffer.extend_from_slice(COMMENT);
+            }
+        }
+        self.quiet_since = Instant::now();
+        Poll::Ready(Some(self.buffer.split().freeze()))
+    }
+}
+
+/// Writes events into a buffer.
+struct Writer<'a>(&'a mut BytesMut);
+
+impl Sink for Writer<'_> {
+    fn event(&mut self, event: Event<'_>) {
+        self.0.extend_from_slice(b"event: ");
+        self.0.extend_from_slice(event.name().as_bytes());
+        self.0.extend_from_slice(b"\ndata: ");
+        if let Err(error) = serde_json::to_writer(&mut *self, &event) {
+            tracing::error!(%error, event = event.name(), "an event could not be written"); // The buffer takes everything.
+        }
+        self.0.extend_from_slice(b"\n\n");
+        if event.terminal() {
+            self.0.extend_from_slice(b"data: [DONE]\n\n");
+        }
+    }
+}
+
+impl io::Write for Writer<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::task::Waker;
+
+    use super::*;
+    use crate::engine::host::launcher;
+    use crate::engine::mock::vocabulary::{EOS, FIRST_WORD, SIZE};
+    use crate::engine::{Capabilities, Finish, Id, Order, Port, Settings, Step};
+    use crate::models::Models;
+    use crate::models::fetch::Shelf;
+    use crate::responses::{Arrival, Request};
+
+    const EVERY: Duration = Duration::from_secs(10);
+
+    /// A stream, and the engine's side of it, which the test plays.
+    struct Played {
+        events: Events,
+        port: Port,
+        id: Id,
+        cut: Option<tokio::sync::oneshot::Sender<()>>,
+    }
+
+    impl Played {
+        async fn begin() -> Self {
+            let (launcher, launches) = launcher(8);
+            let names = ["played".to_owned()];
+            let models = Models::new(&names, Shelf::new(PathBuf::new(), None), launcher, "echo", Settings::default()).unwrap();
+            let hosted = models.find(None).unwrap();
+            let loading = hosted.load();
+            let launch = tokio::task::spawn_blocking(move || launches.next()).await.unwrap().unwrap();
+            let port = launch.port;
+            port.ready(Capabilities { context_length: 8192, max_batch: 1, vocab_size: SIZE, eos_ids: vec![EOS] }).unwrap();
+            let model = loading.model().await.unwrap();
+            let arrival = Arrival { arrived: std::time::Instant::now(), resolve: None, load_wait: None, load_owner: None };
+            let request = Request::from_json(br#"{"input":"hi"}"#).unwrap();
+            let running = Running::start(model, request, arrival, 7).await.unwrap();
+            let orders = port.poll().unwrap().unwrap();
+            let [Order::Admit(admit)] = orders.as_slice() else { panic!("not admitted: {orders:?}") };
+            let id = admit.id;
+            let (cut, is_cut) = tokio::sync::oneshot::channel();
+            let events = Events::new(running, EVERY, async {
+                let _ = is_cut.await;
+            });
+            Self { events, port, id, cut: Some(cut) }
+        }
+
+        fn push(&self, tokens: Vec<u32>, finish: Option<Finish>) {
+            let gone = self.port.push(vec![Step { id: self.id, tokens, finish }]).unwrap();
+            assert!(gone.is_empty());
+        }
+
+        /// What there is to send now; `None` when the stream waits.
+        fn sent(&mut self) -> Option<String> {
+            match self.events.poll_bytes(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(bytes) => Some(String::from_utf8(bytes.unwrap().to_vec()).unwrap()),
+                Poll::Pending => None,
+            }
+        }
+    }
+
+    async fn advance(milliseconds: u64) {
+        tokio::time::advance(Duration::from_millis(milliseconds)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_broken_by_the_clock_and_only_silence() {
+        let mut played = Played::begin().await;
+        let first = played.sent().unwrap();
+        assert!(first.contains("event: response.created\n") && first.ends_with("\n\n"));
+        for _ in 0..2 {
+            assert_eq!(played.sent(), None);
+            advance(9_990).await;
+            assert_eq!(played.sent(), None);
+            advance(20).await;
+            assert_eq!(played.sent().as_deref(), Some(": keep-alive\n\n"));
+        }
+        // Text is no silence: the ten seconds begin anew.
+        assert_eq!(played.sent(), None);
+        advance(6_000).await;
+        played.push(vec![FIRST_WORD], None);
+        assert!(played.sent().unwrap().contains("output_text.delta"));
+        assert_eq!(played.sent(), None);
+        advance(9_990).await;
+        assert_eq!(played.sent(), None);
+        advance(20).await;
+        assert_eq!(played.sent().as_deref(), Some(": keep-alive\n\n"));
+    }
+
+    #[tokio::test]
+    async fn all_that_is_ready_is_one_piece_and_its_end_is_the_streams_end() {
+        let mut played = Played::begin().await;
+        played.push(vec![FIRST_WORD, FIRST_WORD + 1], None);
+        played.push(vec![EOS], Some(Finish::Stop));
+        let all = played.sent().unwrap();
+        assert_eq!(all.matches("event: response.output_text.delta").count(), 2);
+        assert!(all.starts_with("event: response.created\n") && all.ends_with("\n\ndata: [DONE]\n\n"));
+        assert!(played.events.over());
+        assert!(matches!(played.events.poll_bytes(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)));
+    }
+
+    #[tokio::test]
+    async fn what_a_slow_reader_let_gather_comes_as_one_event() {
+        let mut played = Played::begin().await;
+        played.sent().unwrap();
+        played.push(vec![FIRST_WORD; 1024], None);
+        assert_eq!(played.sent().unwrap().matches("event: response.output_text.delta").count(), 1024);
+        for _ in 0..5 {
+            played.push(vec![FIRST_WORD; 205], None);
+        }
+        let merged = played.sent().unwrap();
+        assert_eq!(merged.matches("event: response.output_text.delta").count(), 1);
+        assert!(merged.contains(r#""sequence_number":1028,"item_id""#) && merged.contains(&" a".repeat(1025)));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_goes_away_says_so() {
+        let mut played = Played::begin().await;
+        played.sent().unwrap();
+        assert_eq!(played.sent(), None);
+        played.cut.take().unwrap().send(()).unwrap();
+        let last = played.sent().unwrap();
+        assert!(last.starts_with("event: response.failed\n") && last.ends_with("data: [DONE]\n\n"));
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_is_dropped_cancels_its_answer() {
+        let played = Played::begin().await;
+        let (port, id) = (played.port, played.id);
+        drop(played.events);
+        assert_eq!(port.poll().unwrap(), Some(vec![Order::Cancel(id)]));
+    }
+}

@@ -1,0 +1,77 @@
+//! The events of a streamed response, each exactly as it goes out.
+//!
+//! Which event follows which, and its number, is decided in `stream`; how the bytes are framed is the door's business.
+
+use serde::Serialize;
+
+use super::item::{Item, Part};
+use super::object::Response;
+
+/// An event. Everything in it is borrowed: the text of an answer is never copied to be announced.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(tag = "type")]
+#[allow(missing_docs)] // The names and the fields are those of the API.
+pub enum Event<'a> {
+    #[serde(rename = "response.created")]
+    Created { sequence_number: u64, response: &'a Response },
+    #[serde(rename = "response.in_progress")]
+    InProgress { sequence_number: u64, response: &'a Response },
+    #[serde(rename = "response.completed")]
+    Completed { sequence_number: u64, response: &'a Response },
+    #[serde(rename = "response.incomplete")]
+    Incomplete { sequence_number: u64, response: &'a Response },
+    #[serde(rename = "response.failed")]
+    Failed { sequence_number: u64, response: &'a Response },
+    #[serde(rename = "response.output_item.added")]
+    ItemAdded { sequence_number: u64, output_index: usize, item: &'a Item },
+    #[serde(rename = "response.output_item.done")]
+    ItemDone { sequence_number: u64, output_index: usize, item: &'a Item },
+    #[serde(rename = "response.content_part.added")]
+    PartAdded { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, part: &'a Part },
+    #[serde(rename = "response.content_part.done")]
+    PartDone { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, part: &'a Part },
+    #[serde(rename = "response.output_text.delta")]
+    TextDelta { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, delta: &'a str, logprobs: [(); 0] },
+    #[serde(rename = "response.output_text.done")]
+    TextDone { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, text: &'a str, logprobs: [(); 0] },
+}
+
+impl Event<'_> {
+    /// Its `type`.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Created { .. } => "response.created",
+            Self::InProgress { .. } => "response.in_progress",
+            Self::Completed { .. } => "response.completed",
+            Self::Incomplete { .. } => "response.incomplete",
+            Self::Failed { .. } => "response.failed",
+            Self::ItemAdded { .. } => "response.output_item.added",
+            Self::ItemDone { .. } => "response.output_item.done",
+            Self::PartAdded { .. } => "response.content_part.added",
+            Self::PartDone { .. } => "response.content_part.done",
+            Self::TextDelta { .. } => "response.output_text.delta",
+            Self::TextDone { .. } => "response.output_text.done",
+        }
+    }
+
+    /// Whether nothing follows it.
+    #[must_use]
+    pub const fn terminal(&self) -> bool {
+        matches!(self, Self::Completed { .. } | Self::Incomplete { .. } | Self::Failed { .. })
+    }
+}
+
+/// Takes the events of one response in order.
+pub trait Sink {
+    /// Takes one event.
+    fn event(&mut self, event: Event<'_>);
+}
+
+/// Nobody follows the events: only the finished response is wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct Unheard;
+
+impl Sink for Unheard {
+    fn event(&mut self, _: Event<'_>) {}
+}

@@ -1,0 +1,360 @@
+//! What a client may ask for: every field read, checked and, where this server does not do it, refused by its name.
+//!
+//! Nothing here loads a model or waits for anything; what a model adds (its window, its own sampling) comes later, in `answer`.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::item;
+use super::validate::At;
+use crate::error::{Code, Error, Result};
+use crate::prompt::Turn;
+
+/// The most stop strings of one request.
+const STOPS: usize = 16;
+/// The most metadata pairs, and the longest key and value, in characters.
+const METADATA: (usize, usize, usize) = (16, 64, 512);
+/// `metadata.retention_seconds`: a minute to ninety days.
+const RETENTION: std::ops::RangeInclusive<i64> = 60..=7_776_000;
+/// The longest `cache_salt`, in bytes.
+const SALT: usize = 256;
+
+/// A request that has been checked from end to end.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The model asked for; `None` is the default one.
+    pub model: Option<String>,
+    /// The conversation.
+    pub turns: Vec<Turn>,
+    /// Whether events are wanted, or one object.
+    pub stream: bool,
+    /// The longest answer, in tokens.
+    pub max_output_tokens: Option<u32>,
+    /// 0 is greedy.
+    pub temperature: Option<f32>,
+    /// In [0, 1].
+    pub top_p: Option<f32>,
+    /// 0 is no limit.
+    pub top_k: Option<u32>,
+    /// The same seed gives the same answer.
+    pub seed: Option<u64>,
+    /// Texts that end the answer, without being part of it.
+    pub stop: Vec<String>,
+    /// Whether the oldest turns may be left out when the prompt does not fit.
+    pub truncation: Truncation,
+    /// What the response repeats.
+    pub echo: Echo,
+}
+
+/// What happens to a prompt that does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncation {
+    /// The oldest turns are left out.
+    Auto,
+    /// It is an error.
+    Disabled,
+}
+
+/// How hard a model should think, and what of it is shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Reasoning {
+    /// `none` is off.
+    pub effort: Option<&'static str>,
+    /// How thoughts are summed up.
+    pub summary: Option<&'static str>,
+}
+
+impl Reasoning {
+    /// The template's own switch: off for `none`, on for every other effort, untouched without one.
+    #[must_use]
+    pub fn thinking(&self) -> Option<bool> {
+        self.effort.map(|effort| effort != "none")
+    }
+}
+
+/// The fields of a request that its response repeats.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)] // Each is the field of that name in the request.
+pub struct Echo {
+    pub instructions: Option<String>,
+    pub max_tool_calls: Option<i64>,
+    pub metadata: Map<String, Value>,
+    pub parallel_tool_calls: bool,
+    pub prompt_cache_key: Option<String>,
+    pub reasoning: Reasoning,
+    pub safety_identifier: Option<String>,
+    pub tool_choice: Value,
+    pub tools: Vec<Value>,
+    pub user: Option<String>,
+    pub verbosity: &'static str,
+}
+
+impl Request {
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// `invalid_json`, or what is wrong with the first field at fault, with its path.
+    pub fn from_json(body: &[u8]) -> Result<Self> {
+        let value: Value = serde_json::from_slice(body)
+            .map_err(|error| Error::new(Code::InvalidJson, format!("the body is not JSON: {error}")).hint("send one JSON object"))?;
+        Self::read(&At::root(&value))
+    }
+
+    fn read(root: &At<'_, '_>) -> Result<Self> {
+        root.object()?;
+        refuse(root)?;
+        let string = |key| root.get(key).map(|at| at.string().map(str::to_owned)).transpose();
+        let instructions = string("instructions")?;
+        let turns = item::turns(instructions.as_deref(), root.get("input"), root)?;
+        let (tools, tool_choice) = tools(root)?;
+        Ok(Self {
+            model: string("model")?,
+            turns,
+            stream: flag(root, "stream")?.unwrap_or(false),
+            max_output_tokens: whole(root, "max_output_tokens", 1)?,
+            temperature: number(root, "temperature", 2.0)?,
+            top_p: number(root, "top_p", 1.0)?,
+            top_k: whole(root, "top_k", 0)?,
+            seed: seed(root)?,
+            stop: stop(root)?,
+            truncation: match root.get("truncation") {
+                Some(at) => at.one_of(&[("auto", Truncation::Auto), ("disabled", Truncation::Disabled)])?,
+                None => Truncation::Disabled,
+            },
+            echo: Echo {
+                instructions,
+                max_tool_calls: root.get("max_tool_calls").map(|at| at.integer(1..=i64::from(i32::MAX))).transpose()?,
+                metadata: metadata(root)?,
+                parallel_tool_calls: flag(root, "parallel_tool_calls")?.unwrap_or(true),
+                prompt_cache_key: string("prompt_cache_key")?,
+                reasoning: reasoning(root)?,
+                safety_identifier: string("safety_identifier")?,
+                tool_choice,
+                tools,
+                user: string("user")?,
+                verbosity: text(root)?,
+            },
+        })
+    }
+}
+
+fn flag(root: &At<'_, '_>, key: &str) -> Result<Option<bool>> {
+    root.get(key).map(|at| at.boolean()).transpose()
+}
+
+fn whole(root: &At<'_, '_>, key: &str, least: i64) -> Result<Option<u32>> {
+    let Some(at) = root.get(key) else { return Ok(None) };
+    let number = at.integer(least..=i64::from(i32::MAX))?;
+    u32::try_from(number).map(Some).map_err(|_| at.wrong(format_args!("at least {least}")))
+}
+
+#[allow(clippy::cast_possible_truncation)] // Engines sample in f32, and a response repeats what they were given.
+fn number(root: &At<'_, '_>, key: &str, most: f64) -> Result<Option<f32>> {
+    root.get(key).map(|at| at.number(0.0..=most).map(|number| number as f32)).transpose()
+}
+
+/// What is not done here: said before anything else is looked at, and never passed over in silence.
+fn refuse(root: &At<'_, '_>) -> Result<()> {
+    if let Some(at) = root.get("previous_response_id") {
+        at.string()?;
+        return Err(at.unsupported("is given: this server keeps no responses").hint("send the whole conversation as input"));
+    }
+    if let Some(at) = root.get("conversation") {
+        return Err(at.unsupported("is given: this server keeps no conversations").hint("send the whole conversation as input"));
+    }
+    if let Some(at) = root.get("prompt") {
+        return Err(at.unsupported("is given: this server keeps no prompt templates").hint("send the text as instructions and input"));
+    }
+    if let Some(at) = root.get("background")
+        && at.boolean()?
+    {
+        return Err(at.unsupported("is true: this server answers while the client waits").hint("use stream instead"));
+    }
+    for (key, range, neutral) in [
+        ("presence_penalty", -2.0..=2.0, 0.0),
+        ("frequency_penalty", -2.0..=2.0, 0.0),
+        ("repetition_penalty", 0.0..=2.0, 1.0),
+        ("min_p", 0.0..=1.0, 0.0),
+    ] {
+        if let Some(at) = root.get(key)
+            && (at.number(range)? - neutral).abs() > f64::EPSILON
+        {
+            return Err(at
+                .unsupported(format_args!("is {}: the engine has no such control", at.value))
+                .hint(format!("leave it out, or send {neutral}")));
+        }
+    }
+    if let Some(at) = root.get("top_logprobs")
+        && at.integer(0..=20)? > 0
+    {
+        return Err(at.unsupported("is above 0: this server gives no log probabilities").hint("leave it out, or send 0"));
+    }
+    // These need no more than to be of their type: nothing here depends on them.
+    flag(root, "store")?;
+    for key in ["service_tier", "prompt_cache_retention"] {
+        root.get(key).map(|at| at.string()).transpose()?;
+    }
+    for key in ["client_metadata", "prompt_cache_options"] {
+        root.get(key).map(|at| at.object()).transpose()?;
+    }
+    if let Some(at) = root.get("stream_options") {
+        at.object()?;
+        flag(&at, "include_obfuscation")?;
+    }
+    if let Some(at) = root.get("cache_salt") {
+        let salt = at.string()?;
+        if salt.is_empty() || salt.len() > SALT {
+            return Err(at.wrong(format_args!("a string of 1 to {SALT} bytes")));
+        }
+    }
+    include(root)
+}
+
+fn include(root: &At<'_, '_>) -> Result<()> {
+    let Some(include) = root.get("include") else { return Ok(()) };
+    for at in include.each()? {
+        match at.string()? {
+            "message.output_text.logprobs" => {
+                return Err(at.unsupported("asks for log probabilities, which this server does not give").hint("leave it out"));
+            }
+            // What comes of these is nothing, since an answer here has neither thoughts nor hosted calls to tell of.
+            "reasoning.encrypted_content"
+            | "file_search_call.results"
+            | "web_search_call.results"
+            | "web_search_call.action.sources"
+            | "message.input_image.image_url"
+            | "computer_call_output.output.image_url"
+            | "code_interpreter_call.outputs" => {}
+            _ => return Err(at.wrong("a known kind of additional output, such as \"reasoning.encrypted_content\"")),
+        }
+    }
+    Ok(())
+}
+
+/// The tools as the response repeats them, and the choice. Tools that a provider would run itself are left out of the prompt; those that a
+/// client would have to run are refused unless their use is ruled out.
+fn tools(root: &At<'_, '_>) -> Result<(Vec<Value>, Value)> {
+    let choice = root.get("tool_choice");
+    let mode = choice.map(|at| match at.value {
+        Value::String(_) => at.one_of(&[("none", "none"), ("auto", "auto"), ("required", "required")]),
+        Value::Object(_) => Ok("named"),
+        _ => Err(at.not("a string or an object")),
+    });
+    let mode = mode.transpose()?.unwrap_or("auto");
+    let mut kept = Vec::new();
+    if let Some(tools) = root.get("tools") {
+        for tool in tools.each()? {
+            let mut echo = tool.object()?.clone();
+            match tool.need("type")?.string()? {
+                kind @ ("function" | "custom" | "namespace") => {
+                    tool.need("name")?.string()?;
+                    if mode != "none" {
+                        return Err(tool
+                            .unsupported(format_args!("is a {kind} tool: this server calls no tools"))
+                            .hint("leave tools out, or set tool_choice to \"none\""));
+                    }
+                    if kind == "function" {
+                        for key in ["description", "parameters", "strict"] {
+                            echo.entry(key).or_insert(Value::Null);
+                        }
+                    }
+                }
+                kind => tracing::debug!(kind, "a tool of this kind is left out of the prompt"),
+            }
+            kept.push(Value::Object(echo));
+        }
+    }
+    match choice {
+        Some(at) if mode == "required" || mode == "named" => {
+            Err(at.unsupported("asks for a tool to be called: this server calls no tools").hint("use \"auto\" or \"none\""))
+        }
+        _ => Ok((kept, Value::from(mode))),
+    }
+}
+
+fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {
+    let Some(at) = root.get("reasoning") else { return Ok(Reasoning::default()) };
+    at.object()?;
+    let word = |key, words: &[&'static str]| {
+        let pairs: Vec<_> = words.iter().map(|word| (*word, *word)).collect();
+        at.get(key).map(|field| field.one_of(&pairs)).transpose()
+    };
+    let summaries = ["auto", "concise", "detailed"];
+    Ok(Reasoning {
+        effort: word("effort", &["none", "minimal", "low", "medium", "high", "xhigh", "max"])?,
+        summary: word("summary", &summaries)?.or(word("generate_summary", &summaries)?),
+    })
+}
+
+/// Checks the form of the output; gives the verbosity.
+fn text(root: &At<'_, '_>) -> Result<&'static str> {
+    const MEDIUM: &str = "medium";
+    let Some(text) = root.get("text") else { return Ok(MEDIUM) };
+    text.object()?;
+    if let Some(format) = text.get("format") {
+        format.object()?;
+        let kind = format.need("type")?;
+        match kind.string()? {
+            "text" => {}
+            name @ ("json_object" | "json_schema" | "grammar") => {
+                return Err(kind.unsupported(format_args!("is \"{name}\": this server answers in plain text")).hint("use type \"text\""));
+            }
+            _ => return Err(kind.wrong("one of \"text\", \"json_object\", \"json_schema\"")),
+        }
+    }
+    match text.get("verbosity") {
+        Some(at) => at.one_of(&[("low", "low"), (MEDIUM, MEDIUM), ("high", "high")]),
+        None => Ok(MEDIUM),
+    }
+}
+
+fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {
+    let (pairs, longest_key, longest_value) = METADATA;
+    let Some(at) = root.get("metadata") else { return Ok(Map::new()) };
+    let mut kept = Map::new();
+    for key in at.object()?.keys() {
+        let Some(field) = at.get(key) else {
+            continue; // A null is as good as absent here too.
+        };
+        if key == "retention_seconds" {
+            field.integer(RETENTION)?;
+            continue;
+        }
+        let value = field.string()?;
+        if key.chars().count() > longest_key {
+            return Err(field.wrong(format_args!("under a key of at most {longest_key} characters")));
+        }
+        if value.chars().count() > longest_value {
+            return Err(field.wrong(format_args!("at most {longest_value} characters long")));
+        }
+        kept.insert(key.clone(), field.value.clone());
+    }
+    if kept.len() > pairs {
+        return Err(at.wrong(format_args!("at most {pairs} pairs, and there are {}", kept.len())));
+    }
+    Ok(kept)
+}
+
+fn seed(root: &At<'_, '_>) -> Result<Option<u64>> {
+    let Some(at) = root.get("seed") else { return Ok(None) };
+    match at.value.as_u64() {
+        Some(seed) => Ok(Some(seed)),
+        // Negative seeds are as good as any: their bits are used.
+        None => at.integer(i64::MIN..=i64::MAX).map(|seed| Some(seed.cast_unsigned())),
+    }
+}
+
+fn stop(root: &At<'_, '_>) -> Result<Vec<String>> {
+    let Some(at) = root.get("stop") else { return Ok(Vec::new()) };
+    let nonempty = |at: &At<'_, '_>| match at.string()? {
+        "" => Err(at.wrong("a text of at least one character")),
+        text => Ok(text.to_owned()),
+    };
+    match at.value {
+        Value::String(_) => Ok(vec![nonempty(&at)?]),
+        Value::Array(stops) if stops.len() > STOPS => Err(at.wrong(format_args!("at most {STOPS} texts"))),
+        Value::Array(_) => at.each()?.map(|stop| nonempty(&stop)).collect(),
+        _ => Err(at.not("a string or an array of strings")),
+    }
+}

@@ -1,0 +1,182 @@
+//! Answers as they go over the wire, whole.
+
+use emberd::engine::mock::{Fault, Mock, vocabulary};
+use serde_json::{Value, json};
+
+use crate::http_support::{MODEL, Server};
+
+/// What differs from run to run, taken out.
+fn settled() -> insta::Settings {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../snapshots");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.add_filter("(resp|msg)_[0-9a-f]{32}", "${1}_ID");
+    settings.add_filter(r#""(created|completed)_at":\d{10}"#, r#""${1}_at":TIME"#);
+    settings.add_filter(r#","(time_to_first|prefill_tokens|decode_tokens|server_)[a-z_]*":[0-9.]+"#, "");
+    settings
+}
+
+fn three_words() -> Mock {
+    Mock { stop_after: 3, ..Mock::default() }
+}
+
+#[tokio::test]
+async fn a_stream_is_exactly_this() {
+    let server = Server::start(three_words()).await;
+    let request = json!({
+        "model": MODEL, "stream": true, "instructions": "be brief", "input": "hi", "metadata": {"a": "b", "retention_seconds": 60},
+        "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "prompt_cache_key": "session", "user": "me", "tools": [],
+    });
+    let reply = server.ask(&request).await;
+    for (name, value) in [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")] {
+        assert_eq!(reply.header(name), value);
+    }
+    assert!(reply.header("x-request-id").starts_with("req_"));
+    settled().bind(|| insta::assert_snapshot!("http_stream", reply.text()));
+}
+
+#[tokio::test]
+async fn an_object_is_exactly_this() {
+    let server = Server::start(three_words()).await;
+    let reply =
+        server.ask(&json!({"input": [{"role": "user", "content": "hi"}], "temperature": 0.7, "seed": 5, "max_output_tokens": 2})).await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.header("content-type"), "application/json");
+    settled().bind(|| insta::assert_snapshot!("http_object", reply.text()));
+}
+
+#[tokio::test]
+async fn both_forms_give_the_same_answer() {
+    let server = Server::start(three_words()).await;
+    let forms = [json!({"input": "hi", "stream": true}), json!({"input": "hi"})];
+    let streamed = server.ask(&forms[0]).await.events().last().unwrap()["response"].clone();
+    let whole = server.ask(&forms[1]).await.json();
+    let core = |response: &Value| {
+        (response["output"][0]["content"].clone(), response["status"].clone(), response["usage"]["output_tokens"].clone())
+    };
+    assert_eq!(core(&streamed), core(&whole));
+    assert_eq!(
+        core(&whole),
+        (json!([{"type": "output_text", "annotations": [], "logprobs": [], "text": " a small model"}]), json!("completed"), json!(4))
+    );
+    assert_ne!(streamed["id"], whole["id"]);
+    for time in
+        ["time_to_first_token_ms", "server_inference_elapsed_ms", "server_queue_ms", "server_pre_inference_ms", "server_model_resolve_ms"]
+    {
+        assert!(whole["usage"][time].is_number(), "{time}");
+    }
+    assert!(whole["usage"].get("server_load_wait_ms").is_none());
+}
+
+#[tokio::test]
+async fn the_first_request_loads_the_model_and_says_how_long_it_waited() {
+    let mut server = Server::absent(emberd::http::Options::default(), 8).await;
+    server.launch(three_words());
+    let response = server.ask(&json!({"input": "hi"})).await.json();
+    assert!(response["usage"]["server_load_wait_ms"].is_number());
+    assert_eq!(response["usage"]["server_load_owner"], true);
+}
+
+#[tokio::test]
+async fn the_limit_makes_an_answer_incomplete() {
+    let server = Server::start(Mock::default()).await;
+    let events = server.ask(&json!({"input": "hi", "stream": true, "max_output_tokens": 2})).await.events();
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.incomplete");
+    assert_eq!(last["response"]["incomplete_details"], json!({"reason": "max_output_tokens"}));
+    assert_eq!(last["response"]["output"][0]["status"], "incomplete");
+    assert_eq!(last["response"]["usage"]["output_tokens"], 2);
+    assert_eq!(last["response"]["completed_at"], Value::Null);
+}
+
+#[tokio::test]
+async fn the_window_bounds_an_answer_that_asked_for_more() {
+    let server = Server::start(Mock { context_length: 64, ..Mock::default() }).await;
+    let response = server.ask(&json!({"input": "hi", "max_output_tokens": 1_000_000})).await.json();
+    assert_eq!(response["status"], "incomplete");
+    assert_eq!(response["usage"]["total_tokens"], 64);
+    assert_eq!(response["max_output_tokens"], 1_000_000);
+}
+
+#[tokio::test]
+async fn a_prompt_that_does_not_fit_is_refused_before_a_stream_begins() {
+    let server = Server::start(Mock { context_length: 64, ..Mock::default() }).await;
+    let reply = server.ask(&json!({"input": "x".repeat(100), "stream": true})).await;
+    assert_eq!(reply.error(), (400, "context_length_exceeded".into(), Some("input".into())));
+    assert!(reply.text().contains("64"));
+    // One turn cannot be shortened by leaving out turns.
+    let reply = server.ask(&json!({"input": "x".repeat(100), "truncation": "auto"})).await;
+    assert_eq!(reply.error(), (400, "context_length_exceeded".into(), Some("input".into())));
+}
+
+#[tokio::test]
+async fn truncation_leaves_out_the_oldest_turns_until_the_prompt_fits() {
+    let server = Server::start(Mock { context_length: 256, stop_after: 2, ..Mock::default() }).await;
+    let turn = |role: &str, letter: &str| json!({"role": role, "content": letter.repeat(20)});
+    let recent = [turn("user", "y"), turn("assistant", "z"), json!({"role": "user", "content": "now?"})];
+    let old = (0..20).flat_map(|_| [turn("user", "u"), turn("assistant", "a")]);
+    let all: Vec<Value> = old.chain(recent.clone()).collect();
+    let ask = async |input: &[Value], truncation: &str| {
+        let body = json!({"instructions": "be brief", "input": input, "truncation": truncation, "max_output_tokens": 50});
+        server.ask(&body).await
+    };
+    assert_eq!(ask(&all, "disabled").await.error().1, "context_length_exceeded");
+    let response = ask(&all, "auto").await.json();
+    assert_eq!(response["truncation"], "auto");
+    let tokens = response["usage"]["input_tokens"].as_u64().unwrap();
+    // It fits, with room for what was asked for, and one exchange more would not.
+    let exchange = ask(&all[38..], "disabled").await.json()["usage"]["input_tokens"].as_u64().unwrap()
+        - ask(&all[40..], "disabled").await.json()["usage"]["input_tokens"].as_u64().unwrap();
+    assert!(tokens <= 206 && tokens + exchange > 206, "{tokens} {exchange}");
+}
+
+#[tokio::test]
+async fn an_engine_that_breaks_ends_a_stream_with_failed_and_an_object_with_an_error() {
+    for fault in [Fault::FailAfter(3), Fault::EndAfter(3)] {
+        let server = Server::start(Mock { fault, ..Mock::default() }).await;
+        let events = server.ask(&json!({"input": "hi", "stream": true})).await.events();
+        let last = events.last().unwrap();
+        assert_eq!(last["type"], "response.failed");
+        assert_eq!(last["response"]["error"]["code"], "server_error");
+        assert_eq!(last["response"]["output"][0]["status"], "incomplete");
+        assert_eq!(events[events.len() - 2]["type"], "response.output_item.done");
+    }
+    let server = Server::start(Mock { fault: Fault::FailAfter(3), ..Mock::default() }).await;
+    assert_eq!(server.ask(&json!({"input": "hi"})).await.error().0, 500);
+}
+
+#[tokio::test]
+async fn a_request_that_the_engine_refuses_fails_alone() {
+    let server = Server::start(Mock { fault: Fault::FailRequest, ..Mock::default() }).await;
+    for _ in 0..2 {
+        let events = server.ask(&json!({"input": "hi", "stream": true})).await.events();
+        let types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        assert_eq!(types, ["response.created", "response.in_progress", "response.failed"]);
+    }
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_an_answer_and_is_not_part_of_it() {
+    let server = Server::start(Mock::default()).await;
+    let response = server.ask(&json!({"input": "hi", "stop": ["keeps warm"]})).await.json();
+    assert_eq!(response["output"][0]["content"][0]["text"], " a small model ");
+    assert_eq!((&response["status"], &response["stop"]), (&json!("completed"), &json!(["keeps warm"])));
+}
+
+#[tokio::test]
+async fn many_streams_at_once_are_all_whole() {
+    let server = Server::start(Mock { stop_after: 200, ..Mock::default() }).await;
+    let text: String = vocabulary::WORDS.iter().cycle().take(200).copied().collect();
+    let mut asks = tokio::task::JoinSet::new();
+    for _ in 0..32 {
+        let mut client = server.client().await;
+        asks.spawn(async move {
+            client.send(crate::http_support::post("/v1/responses", json!({"input": "hi", "stream": true}).to_string())).await
+        });
+    }
+    while let Some(reply) = asks.join_next().await {
+        let events = reply.unwrap().events();
+        assert_eq!(events.last().unwrap()["response"]["output"][0]["content"][0]["text"], json!(text));
+        assert!(events.iter().enumerate().all(|(number, event)| event["sequence_number"] == json!(number)));
+    }
+}
