@@ -7,7 +7,8 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
 use super::json::tojson;
-use super::python::{Ends, Generator, is_lazy, lines, strip};
+use super::lazy::{Generator, is_lazy};
+use super::python::{Ends, lines, strip};
 use super::repr::string;
 use super::source::EACH;
 
@@ -118,13 +119,7 @@ fn default(value: &Value, other: Option<Value>, boolean: Option<bool>, named: Kw
 }
 
 /// Jinja2's `indent(width=4, first=False, blank=False)`: a line break at the end of the text stays.
-fn indent(
-    value: &Value,
-    width: Option<Value>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    named: Kwargs,
-) -> Result<String, Error> {
+fn indent(value: &Value, width: Option<Value>, first: Option<bool>, blank: Option<bool>, named: Kwargs) -> Result<String, Error> {
     let width = width.map_or_else(|| named.get::<Option<Value>>("width"), |width| Ok(Some(width)))?;
     let first = first.map_or_else(|| named.get::<Option<bool>>("first"), |first| Ok(Some(first)))?.unwrap_or(false);
     let blank = blank.map_or_else(|| named.get::<Option<bool>>("blank"), |blank| Ok(Some(blank)))?.unwrap_or(false);

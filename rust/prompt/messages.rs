@@ -95,10 +95,7 @@ fn role(turn: &Value) -> &str {
 }
 
 fn turn(role: &str, content: &str) -> Value {
-    Value::Object(Map::from_iter([
-        ("role".to_owned(), Value::from(role)),
-        ("content".to_owned(), Value::from(content)),
-    ]))
+    Value::Object(Map::from_iter([("role".to_owned(), Value::from(role)), ("content".to_owned(), Value::from(content))]))
 }
 
 /// Whether a turn is one of words alone: a role that speaks, and nothing but its content.
@@ -110,12 +107,12 @@ fn is_plain(turn: &Value) -> bool {
 
 /// Makes content that is only text, or none, a plain string.
 fn flatten(turn: &mut Value) {
-    let Some(fields) = turn.as_object_mut() else { return };
+    let Some(fields) = turn.as_object_mut() else {
+        return;
+    };
     let text = match fields.get("content") {
         None | Some(Value::Null) => Some(String::new()),
-        Some(Value::Array(parts)) => {
-            parts.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text")).collect()
-        }
+        Some(Value::Array(parts)) => parts.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text")).collect(),
         Some(_) => None,
     };
     if let Some(text) = text {
@@ -127,9 +124,7 @@ fn flatten(turn: &mut Value) {
 fn append(turn: &mut Value, more: &Value) {
     let content = turn["content"].take();
     turn["content"] = match (content, more) {
-        (Value::String(first), Value::String(second)) if first.is_empty() || second.is_empty() => {
-            Value::from(first + second)
-        }
+        (Value::String(first), Value::String(second)) if first.is_empty() || second.is_empty() => Value::from(first + second),
         (Value::String(first), Value::String(second)) => Value::from(first + "\n\n" + second),
         (first, second) => {
             let parts = |content: &Value| match content {

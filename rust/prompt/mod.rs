@@ -5,6 +5,7 @@
 
 mod builtins;
 mod json;
+mod lazy;
 pub mod messages;
 mod python;
 mod repr;

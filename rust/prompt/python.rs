@@ -3,77 +3,10 @@
 //! Methods not found here are taken from minijinja-contrib's `pycompat`. Methods that change a value in place (`append`, `update`, `pop`) do not
 //! exist: transformers renders in an immutable sandbox, where calling one is an error.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
-use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// What a lazy filter (`map`, `select`, `reject`, …) gives in Python: true even when empty, walked once, without a length, not serialisable.
-#[derive(Debug)]
-pub(super) struct Generator(Mutex<std::vec::IntoIter<Value>>);
-
-impl Generator {
-    /// Wraps the items of `values`, which a minijinja filter has already worked out.
-    pub(super) fn wrap(values: &Value) -> Result<Value, Error> {
-        let items: Vec<Value> = values.try_iter()?.collect();
-        Ok(Value::from_object(Self(Mutex::new(items.into_iter()))))
-    }
-}
-
-impl Object for Generator {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Iterable
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        let source = Arc::clone(self);
-        Enumerator::Iter(Box::new(std::iter::from_fn(move || {
-            source.0.lock().unwrap_or_else(PoisonError::into_inner).next()
-        })))
-    }
-
-    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        None
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
-    }
-
-    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("<generator object>")
-    }
-}
-
-/// What `dict.items()` and its kin give: a length and any number of walks, but no sequence and not serialisable.
-#[derive(Debug)]
-struct View {
-    name: &'static str,
-    items: Vec<Value>,
-}
-
-impl Object for View {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Iterable
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.items.clone())
-    }
-
-    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        Some(self.items.len())
-    }
-
-    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}({})", self.name, Value::from(self.items.clone()))
-    }
-}
-
-/// Whether `value` can be walked but is neither a list nor a dict in Python.
-pub(super) fn is_lazy(value: &Value) -> bool {
-    value.downcast_object_ref::<Generator>().is_some() || value.downcast_object_ref::<View>().is_some()
-}
+use super::lazy::View;
 
 /// The float in `value`, if it is one (and not an integer).
 pub(super) fn as_float(value: &Value) -> Option<f64> {
@@ -158,14 +91,12 @@ fn string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error
         }
         "partition" => {
             let (sep,): (&str,) = from_args(args)?;
-            let (head, sep, tail) =
-                text.split_once(sep).map_or((text, "", ""), |(head, tail)| (head, sep, tail));
+            let (head, sep, tail) = text.split_once(sep).map_or((text, "", ""), |(head, tail)| (head, sep, tail));
             Value::from(Tuple::from([Value::from(head), Value::from(sep), Value::from(tail)]))
         }
         "rpartition" => {
             let (sep,): (&str,) = from_args(args)?;
-            let (head, sep, tail) =
-                text.rsplit_once(sep).map_or(("", "", text), |(head, tail)| (head, sep, tail));
+            let (head, sep, tail) = text.rsplit_once(sep).map_or(("", "", text), |(head, tail)| (head, sep, tail));
             Value::from(Tuple::from([Value::from(head), Value::from(sep), Value::from(tail)]))
         }
         "find" | "index" | "rfind" | "rindex" => {
@@ -201,13 +132,7 @@ fn string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error
         }
         "swapcase" => Value::from(
             text.chars()
-                .flat_map(|ch| {
-                    if ch.is_uppercase() {
-                        ch.to_lowercase().collect::<Vec<_>>()
-                    } else {
-                        ch.to_uppercase().collect()
-                    }
-                })
+                .flat_map(|ch| if ch.is_uppercase() { ch.to_lowercase().collect::<Vec<_>>() } else { ch.to_uppercase().collect() })
                 .collect::<String>(),
         ),
         "isspace" => Value::from(!text.is_empty() && text.chars().all(is_space)),
@@ -388,7 +313,7 @@ fn map(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error
             }
         });
     }
-    Ok(Some(Value::from_object(View { name, items })))
+    Ok(Some(View::wrap(name, items)))
 }
 
 fn list(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {

@@ -7,7 +7,8 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
 
 use super::json::{FloatNames, push_float};
-use super::python::{as_float, is_lazy};
+use super::lazy::is_lazy;
+use super::python::as_float;
 
 /// Deeper values than any template prints; below it minijinja's own printing goes on.
 const MAX_DEPTH: usize = 64;

@@ -43,7 +43,9 @@ pub(super) fn rewrite(source: &str) -> String {
 
 /// The word that says what a `{% … %}` tag does; empty for anything else.
 fn first_word(tag: &str) -> &str {
-    let Some(inner) = tag.strip_prefix("{%").filter(|_| tag.ends_with("%}")) else { return "" };
+    let Some(inner) = tag.strip_prefix("{%").filter(|_| tag.ends_with("%}")) else {
+        return "";
+    };
     let inner = inner.trim_start_matches(['-', '+']).trim_start();
     let end = inner.find(|ch: char| !is_word(ch)).unwrap_or(inner.len());
     &inner[..end]
@@ -121,7 +123,9 @@ fn push_loop(out: &mut String, tag: &str) {
         }
         false
     });
-    let Some(start) = walked else { return out.push_str(tag) };
+    let Some(start) = walked else {
+        return out.push_str(tag);
+    };
     out.push_str(&tag[..2 + start]);
     out.push_str(" (");
     out.push_str(&inner[start..stop]);

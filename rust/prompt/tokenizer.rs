@@ -92,8 +92,7 @@ impl Tokenizer {
         let (bos, eos) = (id(&specials.bos_token), id(&specials.eos_token));
         let mut templates = BTreeMap::new();
         for (name, source, path) in find_templates(folder, &config, &config_path)? {
-            let template = ChatTemplate::new(source, specials.clone())
-                .map_err(|source| TokenizerError::Template { path, source })?;
+            let template = ChatTemplate::new(source, specials.clone()).map_err(|source| TokenizerError::Template { path, source })?;
             templates.insert(name, template);
         }
         let inner = Arc::new(inner);
@@ -133,8 +132,7 @@ impl Tokenizer {
     pub fn encode(&self, prompt: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         let bos_text = self.specials.bos_token.as_deref().filter(|token| !token.is_empty());
         let add = add_special && !bos_text.is_some_and(|token| prompt.starts_with(token));
-        let encoding =
-            self.inner.encode_fast(prompt, add).map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let encoding = self.inner.encode_fast(prompt, add).map_err(|error| TokenizerError::Encode(error.to_string()))?;
         let mut ids = encoding.get_ids().to_vec();
         if add && let Some(bos) = self.bos {
             // The setting of tokenizer_config.json wins over the post-processor, which older files do not keep in step with it.
@@ -208,10 +206,10 @@ fn read_text(path: &Path) -> Result<Option<String>, TokenizerError> {
 }
 
 fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
-    let Some(text) = read_text(path)? else { return Ok(None) };
-    serde_json::from_str(&text)
-        .map(Some)
-        .map_err(|error| TokenizerError::Broken { path: path.to_owned(), message: error.to_string() })
+    let Some(text) = read_text(path)? else {
+        return Ok(None);
+    };
+    serde_json::from_str(&text).map(Some).map_err(|error| TokenizerError::Broken { path: path.to_owned(), message: error.to_string() })
 }
 
 /// A special token's text: it is written either plainly or as an object with more about it.
@@ -258,13 +256,10 @@ fn named(field: &Value, path: &Path) -> Vec<Source> {
     let entry = |name: &str, source: &str| (name.to_owned(), source.to_owned(), path.to_owned());
     match field {
         Value::String(source) => vec![entry("default", source)],
-        Value::Array(list) => list
-            .iter()
-            .filter_map(|item| Some(entry(item.get("name")?.as_str()?, item.get("template")?.as_str()?)))
-            .collect(),
-        Value::Object(texts) => {
-            texts.iter().filter_map(|(name, source)| Some(entry(name, source.as_str()?))).collect()
+        Value::Array(list) => {
+            list.iter().filter_map(|item| Some(entry(item.get("name")?.as_str()?, item.get("template")?.as_str()?))).collect()
         }
+        Value::Object(texts) => texts.iter().filter_map(|(name, source)| Some(entry(name, source.as_str()?))).collect(),
         _ => Vec::new(),
     }
 }

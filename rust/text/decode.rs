@@ -142,7 +142,9 @@ impl DecodeStream {
         if shared.is_special(id) {
             return;
         }
-        let Some(token) = shared.tokenizer.id_to_token(id) else { return };
+        let Some(token) = shared.tokenizer.id_to_token(id) else {
+            return;
+        };
         let first = std::mem::take(&mut self.first);
         match &shared.form {
             Form::Window => self.window.push(&shared.tokenizer, id, out),

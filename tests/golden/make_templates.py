@@ -32,12 +32,12 @@ HERE = Path(__file__).parent
 NOW = datetime(2026, 1, 15, 9, 30, 5)
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 EXCERPT = 40
+# What Python raises when a template does what its values cannot; Jinja2's own complaints are apart.
+FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class Generation(Extension):
     """The `{% generation %}` block, which marks what a model wrote and adds nothing to the text."""
-
-    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -47,6 +47,9 @@ class Generation(Extension):
     @staticmethod
     def _body(caller: Macro) -> str:
         return caller()
+
+
+Generation.tags = {"generation"}
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -94,7 +97,7 @@ def outcome(template: jinja2.Template | None, conversation: dict[str, Any]) -> l
     except jinja2.exceptions.TemplateError as error:
         # A subclass is Jinja2's own complaint; the class itself is what `raise_exception` raises.
         return ["raised", str(error)[:EXCERPT]] if type(error) is jinja2.exceptions.TemplateError else ["failed"]
-    except Exception:  # a template may fail in any way that Python knows
+    except FAULTS:
         return ["failed"]
     data = text.encode("utf-8", "surrogatepass")
     return ["text", hashlib.sha256(data).hexdigest(), len(data), text[:EXCERPT], text[-EXCERPT:]]
@@ -121,7 +124,7 @@ def snippets() -> None:
         conversation = {"messages": [], "add_generation_prompt": True, "kwargs": VARIABLES}
         try:
             found = rendered(environment().from_string(row["template"]), conversation)
-        except Exception:  # a template may fail in any way that Python knows
+        except (jinja2.exceptions.TemplateError, *FAULTS):
             found = None
         rows.append(json.dumps({**row, "text": found}, ensure_ascii=False))
     path.write_text("[\n" + ",\n".join(rows) + "\n]\n", "utf-8")

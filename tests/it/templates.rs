@@ -142,12 +142,7 @@ fn snippets_render_as_jinja2_renders_them() {
     let mut wrong = Vec::new();
     for Snippet { template, text, differs } in snippets {
         let ours = compile(&template).and_then(|compiled| {
-            compiled.render(&RenderInput {
-                messages: &[],
-                tools: None,
-                add_generation_prompt: true,
-                extra: variables.as_object().unwrap(),
-            })
+            compiled.render(&RenderInput { messages: &[], tools: None, add_generation_prompt: true, extra: variables.as_object().unwrap() })
         });
         if (ours.as_ref().ok() == text.as_ref()) == differs.is_some() {
             wrong.push(format!("{template}\n  expected {text:?}\n  got      {ours:?}"));
@@ -187,8 +182,7 @@ fn a_template_that_never_ends_is_stopped() {
 #[test]
 fn variables_of_the_request_win_over_special_tokens_and_not_over_messages() {
     let extra = serde_json::json!({"bos_token": "mine", "messages": "theirs", "enable_thinking": false});
-    let input =
-        RenderInput { messages: &[], tools: None, add_generation_prompt: true, extra: extra.as_object().unwrap() };
+    let input = RenderInput { messages: &[], tools: None, add_generation_prompt: true, extra: extra.as_object().unwrap() };
     let template = compile("{{ bos_token }}{{ messages }}{{ enable_thinking }}").unwrap();
     assert_eq!(template.render(&input).unwrap(), "mine[]False");
 }
@@ -200,4 +194,23 @@ fn the_clock_runs_unless_it_is_stopped() {
     let before = jiff::ZonedDateTime::now().datetime().date();
     let found: jiff::civil::Date = template.render(&input).unwrap().parse().unwrap();
     assert!((before..=jiff::ZonedDateTime::now().datetime().date()).contains(&found));
+}
+
+#[test]
+fn a_long_conversation_comes_to_an_end_in_every_real_template() {
+    let Some(folder) = corpus() else {
+        println!("skipped: no folder of templates; set EMBERD_TEMPLATES to one");
+        return;
+    };
+    let words = "a long story ".repeat(100);
+    let messages: Vec<Value> =
+        (0..600).map(|index| serde_json::json!({"role": if index % 2 == 0 { "user" } else { "assistant" }, "content": words})).collect();
+    let input = RenderInput { messages: &messages, tools: None, add_generation_prompt: true, extra: &Map::new() };
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let template = compile(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        if let Err(TemplateError::Render(message)) = template.render(&input) {
+            assert!(!message.contains("come to an end"), "{}", path.display());
+        }
+    }
 }

@@ -45,8 +45,7 @@ fn special_tokens_are_read_as_text_or_as_objects() {
 #[test]
 fn special_tokens_may_lie_in_their_own_file() {
     let map = json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}});
-    let files =
-        [("tokenizer.json", vocab::byte_fallback().to_string()), ("special_tokens_map.json", map.to_string())];
+    let files = [("tokenizer.json", vocab::byte_fallback().to_string()), ("special_tokens_map.json", map.to_string())];
     assert_eq!(load(&files).eos_id(), Some(2));
 }
 
@@ -90,7 +89,7 @@ fn templates_are_taken_from_the_first_place_that_has_one() {
     let beside = ("chat_template.json", json!({"chat_template": "json"}).to_string());
     let jinja = ("chat_template.jinja", "jinja".to_owned());
     let more = ("additional_chat_templates/tool_use.jinja", "tools".to_owned());
-    assert!(load(&[tokenizer.clone()]).template(false).is_none());
+    assert!(load(std::slice::from_ref(&tokenizer)).template(false).is_none());
     let both = |files: &[(&str, String)]| {
         let tokenizer = load(files);
         (rendered(&tokenizer, false).unwrap(), rendered(&tokenizer, true).unwrap())
@@ -117,10 +116,7 @@ fn broken_files_are_named_with_what_to_do() {
     assert!(missing.to_string().contains("/nowhere/tokenizer.json") && missing.to_string().contains("hint:"));
     let cut = folder(&[("tokenizer.json", "{\"version\":".to_owned())]);
     assert!(matches!(Tokenizer::load(cut.path()), Err(TokenizerError::Broken { .. })));
-    let bad = folder(&[
-        ("tokenizer.json", vocab::byte_level().to_string()),
-        ("chat_template.jinja", "{% if %}".to_owned()),
-    ]);
+    let bad = folder(&[("tokenizer.json", vocab::byte_level().to_string()), ("chat_template.jinja", "{% if %}".to_owned())]);
     let error = Tokenizer::load(bad.path()).unwrap_err().to_string();
     assert!(error.contains("chat_template.jinja") && error.contains("hint:"), "{error}");
 }
