@@ -55,9 +55,7 @@ class Cancel:
 class Capabilities:
     """What a loaded model can do."""
 
-    def __new__(
-        cls, context_length: int, max_batch: int, vocab_size: int, eos_ids: Sequence[int]
-    ) -> Capabilities: ...
+    def __new__(cls, context_length: int, max_batch: int, vocab_size: int, eos_ids: Sequence[int]) -> Capabilities: ...
     @property
     def context_length(self) -> int:
         """Tokens of prompt and answer together."""

@@ -1,7 +1,7 @@
-"""An engine without a model: it answers with the prompt's own ids, over and over, until an eos id or the token limit.
+"""An engine without a model: it answers with the prompt's own ids, again and again, up to an eos id or the limit.
 
-It keeps every rule of the port — batches, prefill in chunks, limits, cancellation — so that what surrounds an engine can be
-tested through the real boundary on a machine that has no model. It is deterministic: sampling changes nothing.
+It keeps every rule of the port — batches, prefill in chunks, limits, cancellation — so that what surrounds an engine
+can be tested through the real boundary on a machine that has no model. It is deterministic: sampling changes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emberd._core import Capabilities
-from emberd.engine import EngineError, Fail, Request, Step, at_least_one, eos_ids
+from emberd.engine import EngineError, Fail, Request, Step, at_least_one, eos_ids, is_admit
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -37,7 +37,7 @@ class EchoEngine:
 
     def take(self, order: Order) -> None:
         """Adds a request, or forgets one."""
-        if hasattr(order, "prompt"):
+        if is_admit(order):
             self._requests[order.id] = Request(order)
         else:
             self.drop([order.id])
@@ -69,7 +69,7 @@ class EchoEngine:
 
 
 def load(folder: str, settings: Settings, fail: Fail) -> EchoEngine:
-    """An echo that takes its context length, vocabulary and eos ids from the folder's config files where it has them."""
+    """An echo with the context length, vocabulary and eos ids of the folder's config files, where it has them."""
     del fail  # nothing here can fail for one request alone
     path = Path(folder)
     if not path.is_dir():

@@ -1,12 +1,13 @@
 """What an engine is: the protocol that the loop drives, and the little that every engine needs to keep it.
 
-Says nothing of how tokens are made, and imports nothing that an engine needs: reading this module costs no model library.
+Says nothing of how tokens are made, and imports nothing that an engine needs: reading this module costs no model
+library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
     from emberd._core import Admit, Cancel, Capabilities, Sampling, Settings
@@ -22,7 +23,7 @@ Fail = Callable[[int, str], None]
 
 
 class EngineError(Exception):
-    """A condition that the user can mend, such as a folder that holds no model; its text is one line with a hint in it."""
+    """What the user can mend, such as a folder that holds no model; its text is one line with a hint in it."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"{what}; hint: {hint}")
@@ -43,7 +44,7 @@ class Engine(Protocol):
         """Accepts an order. Cheap: the work is done in `step`."""
 
     def step(self) -> list[Step]:
-        """Runs one forward pass and returns what it made, perhaps nothing (a prefill chunk). Raises if the model failed."""
+        """Runs one forward pass and returns what it made, perhaps nothing (a prefill chunk). Raises when it fails."""
 
     def drop(self, gone: Iterable[int]) -> None:
         """Forgets requests whose reader has left and frees what they held; an id it does not know is ignored."""
@@ -57,6 +58,11 @@ class EngineModule(Protocol):
 
     def load(self, folder: str, settings: Settings, fail: Fail) -> Engine:
         """Loads the model in `folder`. Raises `EngineError` when the folder or the settings do not allow it."""
+
+
+def is_admit(order: Order) -> TypeGuard[Admit]:
+    """Tells an `Admit` from a `Cancel` without importing either; reading `prompt` would copy it."""
+    return hasattr(order, "max_tokens")
 
 
 class Request:

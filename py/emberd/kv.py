@@ -1,9 +1,9 @@
 """The keys and values of every sequence in an ONNX engine: one shared buffer a layer, one row a sequence.
 
-A graph with GroupQueryAttention reads its past from such a buffer and writes the present into the same memory, so a run
-copies nothing. Rows are laid out for the whole context, but the system gives them memory only page by page as tokens are
-written, and takes it back when a row is released: resident memory follows the context in use. Who sits in which row is
-decided elsewhere.
+A graph with GroupQueryAttention reads its past from such a buffer and writes the present into the same memory, so a
+run copies nothing. Rows are laid out for the whole context, but the system gives them memory only page by page as
+tokens are written, and takes it back when a row is released: resident memory follows the context in use. Who sits in
+which row is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _TOKENS_ALIGNED = 64
-"""Rows start on a page when their capacity is a multiple of this: 64 tokens of 64 float32 are 16 KiB, the largest page."""
+"""A capacity that is a multiple of this lets rows start on a page: 64 tokens of 64 float32 are 16 KiB."""
 
 
 class Layer(NamedTuple):
@@ -61,7 +61,7 @@ class KvCache:
 
 
 def _reserve(shape: tuple[int, ...], dtype: DTypeLike) -> tuple[mmap.mmap, NDArray[np.floating]]:
-    """Address space for an array, untouched. NumPy's own allocation asks for huge pages, and one token then costs 2 MiB."""
+    """Untouched address space for an array. NumPy's own asks for huge pages, where one token takes up 2 MiB."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if hasattr(mmap, "MAP_PRIVATE"):
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)

@@ -1,8 +1,8 @@
 """The engine over onnxruntime: continuous batching of greedy and sampled requests on a CPU.
 
-Decides what each step runs: a chunk of somebody's prompt, or one token for every running answer; the two take turns, so that
-a long prompt holds nobody up for longer than a chunk. How a pass is run is in `rows`, what a folder holds in `session`, how a
-token is drawn in `sampling`.
+Decides what each step runs: a chunk of somebody's prompt, or one token for every running answer; the two take turns,
+so that a long prompt holds nobody up for longer than a chunk. How a pass is run is in `rows`, what a folder holds in
+`session`, how a token is drawn in `sampling`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
-from emberd.engine import EngineError, Fail, Request, Step
+from emberd.engine import EngineError, Fail, Request, Step, is_admit
 from emberd.rows import Rows
 from emberd.session import Model
 
@@ -27,8 +27,8 @@ PREFILL_CHUNK = 128
 class OnnxEngine:
     """Requests wait in arrival order, are read one at a time, and then decode together.
 
-    The running answers are in the rows `0..len(running)`, without a gap, because a pass reads rows that lie side by side.
-    The prompt that is being read sits in a row above them.
+    The running answers are in the rows `0..len(running)`, without a gap, because a pass reads rows that lie side by
+    side. The prompt that is being read sits in a row above them.
     """
 
     def __init__(self, model: Model, fail: Fail, prefill_chunk: int = PREFILL_CHUNK) -> None:
@@ -57,7 +57,7 @@ class OnnxEngine:
 
     def take(self, order: Order) -> None:
         """Queues a request, or forgets one."""
-        if hasattr(order, "prompt"):
+        if is_admit(order):
             self._waiting.append(Request(order))
         else:
             self.drop((order.id,))
@@ -90,7 +90,7 @@ class OnnxEngine:
         self._reading = None
 
     def _prefill(self) -> list[Step]:
-        """Reads up to a chunk of prompt tokens: the rest of one prompt and, where they fit, the whole of the next ones."""
+        """Reads up to a chunk of prompt tokens: more of one prompt and, where they fit, the whole of the next ones."""
         steps: list[Step] = []
         budget = self._chunk
         while budget > 0:
@@ -172,7 +172,7 @@ class OnnxEngine:
             self._running.pop()
 
     def _warm_up(self) -> None:
-        """Runs each kind of pass once: the first request need not wait for it, and a graph of another layout shows here."""
+        """Runs each kind of pass once, so that a graph of another layout shows here and no request waits for it."""
         try:
             self._rows.extend(0, [0])
             self._rows.decode(1)

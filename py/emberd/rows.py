@@ -1,9 +1,9 @@
 """The rows of an ONNX batch: the arrays that a forward pass reads and writes, bound once and changed in place.
 
-A row holds one sequence: its keys and values, its mask, its next token and the last logits. There are two passes: `extend`
-reads prompt tokens into one row, `decode` advances the first rows by one token each. Nothing is allocated or bound during
-either, once a shape has been seen: what Python does besides the run itself is a few array writes. Which request sits in
-which row, and when, is decided elsewhere.
+A row holds one sequence: its keys and values, its mask, its next token and the last logits. There are two passes:
+`extend` reads prompt tokens into one row, `decode` advances the first rows by one token each. Nothing is allocated or
+bound during either, once a shape has been seen: what Python does besides the run itself is a few array writes. Which
+request sits in which row, and when, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -95,10 +95,11 @@ class Rows:
 
     def greedy(self, count: int) -> list[int]:
         """The likeliest token of each of the rows `0..count` after a pass."""
-        return self._argmax[:count].tolist()
+        tokens: list[int] = self._argmax[:count].tolist()
+        return tokens
 
     def draw(self, row: int, sampling: Sampling | None, n: int) -> int:
-        """The `n`-th token of an answer, from the row's logits after a pass. Raises `ValueError` when they are not numbers."""
+        """The `n`-th token of an answer, from the row's logits after a pass. Raises `ValueError` when they are NaN."""
         if sampling is None:
             return int(self._argmax[row])
         logits = self._logits[row, 0]

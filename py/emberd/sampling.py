@@ -1,8 +1,9 @@
 """Draws one token from one row of logits: temperature, top-k and top-p, exactly, with a seed for each request.
 
-The graph hands over its highest logits (256 of them, sorted), which is nearly always enough; the full row is read only where
-exact probabilities need it. Masks, penalties and log-probabilities are not made here. Order of the filters: temperature,
-top-k, then top-p over what top-k left (https://arxiv.org/abs/1904.09751), as Hugging Face applies them.
+The graph hands over its highest logits (256 of them, sorted), which is nearly always enough; the full row is read
+only where exact probabilities need it. Masks, penalties and log-probabilities are not made here. Order of the
+filters: temperature, top-k, then top-p over what top-k left (https://arxiv.org/abs/1904.09751), as Hugging Face
+applies them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LOWEST_TEMPERATURE = 1e-6
 
 
 def uniform(seed: int, n: int) -> float:
-    """The `n`-th uniform number in [0, 1) of a seed, 53 bits of it: SplitMix64 (Steele, Lea and Flood, 2014) at index `n`.
+    """The `n`-th uniform number in [0, 1) of a seed, with 53 bits: SplitMix64 (Steele, Lea and Flood, 2014).
 
     A counter-based generator has no state, so a request's numbers depend on nothing but its seed and how far its answer
     has come: not on the batch, and not on what was drawn before and thrown away. Costs 0.5 µs.
@@ -41,8 +42,8 @@ def draw(
 ) -> int:
     """The token id that the uniform number `u` falls on.
 
-    `values` `[candidates]` are the highest logits in descending order and `ids` their token ids; `logits` `[vocab]` is the
-    full row they come from. Raises `ValueError` when the logits are not numbers.
+    `values` `[candidates]` are the highest logits in descending order and `ids` their token ids; `logits` `[vocab]`
+    is the full row they come from. Raises `ValueError` when the logits are not numbers.
     """
     temperature = max(sampling.temperature, _LOWEST_TEMPERATURE)
     top_k, top_p = sampling.top_k, sampling.top_p

@@ -1,8 +1,8 @@
 """Opens an ONNX model folder: reads its config files, creates the session, and says what the graph takes and gives.
 
 Nothing is run here and no sequence is known. The layout that is read is the one with shared buffers: `input_ids`,
-`attention_mask` and `past_key_values.N.key/value` in, `logits` of the last token and `present.N.key/value` out, with `argmax`
-and `topk_values`/`topk_indices` where the graph makes them itself.
+`attention_mask` and `past_key_values.N.key/value` in, `logits` of the last token and `present.N.key/value` out, with
+`argmax` and `topk_values`/`topk_indices` where the graph makes them itself.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
         return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a different private type for each way a file can be wrong
         text = " ".join(str(error).split())
-        raise EngineError(f"{graph} cannot be loaded: {text}", "the file may be damaged: fetch the model again") from error
+        raise EngineError(f"{graph} cannot be loaded: {text}", "the file may be damaged: fetch it again") from error
 
 
 def _layers(graph: Path, session: ort.InferenceSession) -> list[Layer]:
-    """The cache's tensors, in the order of the graph's inputs. Raises `EngineError` when the inputs are of another layout."""
+    """The cache's tensors, in the order of the graph's inputs. Raises `EngineError` where the layout is another."""
     expected = "input_ids, attention_mask and past_key_values.N.key/value"
     outputs = {each.name for each in session.get_outputs()}
     layers: list[Layer] = []

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tiny
-from fakeport import Admit, FakePort, Launch, Sampling, Settings
-
 from emberd import loop
+from fakeport import Admit, FakePort, Launch, Sampling, Settings
 
 
 def _echo_folder(folder: Path, eos: list[int]) -> Path:

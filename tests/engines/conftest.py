@@ -1,4 +1,4 @@
-"""Lets the engines run without the extension module: where it is not built, plain Python classes stand in for its own."""
+"""Lets the engines run where the extension module is not built: plain Python classes stand in for its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import fakeport
 import pytest
+
+import fakeport
 
 if importlib.util.find_spec("emberd._core") is None:
     sys.modules["emberd._core"] = fakeport

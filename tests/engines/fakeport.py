@@ -1,8 +1,9 @@
 """A strict port in plain Python: it keeps the contract of `docs/port.md` and a test scripts what arrives at which step.
 
-Orders are scheduled by step: `at(3, …)` is handed over by the first `poll` or `wait` after three pushes. `leave(3, id)` lets the
-reader of `id` be found gone by the third push. The port closes by itself when nothing is scheduled and nothing is in the
-engine, or at `close_at`. Whatever the engine does against the contract is raised to it and kept in `violations`.
+Orders are scheduled by step: `at(3, …)` is handed over by the first `poll` or `wait` after three pushes. `leave(3,
+id)` lets the reader of `id` be found gone by the third push. The port closes by itself when nothing is scheduled and
+nothing is in the engine, or at `close_at`. Whatever the engine does against the contract is raised to it and kept in
+`violations`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Settings:
 
 @dataclass
 class FakePort:
-    """One engine's port. `pushes` has every push as it came; `answers` the ids of each request, `finishes` their ends."""
+    """One engine's port. `pushes` has every push as it came; `answers` each request's ids, `finishes` their ends."""
 
     limit: int = 10_000
     pushes: list[list[tuple[int, list[int], str | None]]] = field(default_factory=list)

@@ -8,11 +8,11 @@ import weakref
 from pathlib import Path
 
 import pytest
-from cases import Case, prompt
-from fakeport import Admit, Cancel, FakePort, Launch, Sampling, Settings
 
+from cases import Case, prompt
 from emberd import loop
 from emberd.engine import Engine, Step
+from fakeport import Admit, Cancel, FakePort, Launch, Sampling, Settings
 
 
 def pushes_with(port: FakePort, id: int) -> list[int]:
@@ -225,7 +225,7 @@ def test_an_exception_in_step_fails_the_engine_and_frees_the_model(case: Case, m
     closed: list[bool] = []
 
     def load_faulty(launch: object) -> Engine:
-        engine = real(launch)  # type: ignore[arg-type]
+        engine = real(launch)
         step, close, calls = engine.step, engine.close, iter(range(100))
 
         def faulty() -> list[Step]:

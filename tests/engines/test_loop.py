@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases import Case, prompt
-from fakeport import Admit, FakePort, Launch, Settings
 
+from cases import Case, prompt
 from emberd import loop
+from fakeport import Admit, FakePort, Launch, Settings
 
 
 def launch(engine: str, folder: Path, port: FakePort) -> FakePort:

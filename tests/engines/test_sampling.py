@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakeport import Sampling
 from numpy.typing import NDArray
 
 from emberd.sampling import draw, uniform
+from fakeport import Sampling
 
 CANDIDATES = 256
 
@@ -137,6 +137,7 @@ def test_the_uniform_numbers_are_splitmix64() -> None:
 
 def test_the_uniform_numbers_are_even_for_the_largest_seed_and_for_neighbouring_ones() -> None:
     for numbers in ([uniform(2**64 - 1, n) for n in range(4000)], [uniform(seed, 0) for seed in range(4000)]):
-        assert 0.0 <= min(numbers) and max(numbers) < 1.0
+        assert min(numbers) >= 0.0
+        assert max(numbers) < 1.0
         tenths = np.histogram(numbers, bins=10, range=(0, 1))[0]
         assert ((tenths - 400) ** 2 / 400).sum() < 9 + 5 * 18**0.5

@@ -1,7 +1,8 @@
 """A tiny model folder that a test builds itself: a two-layer decoder over GroupQueryAttention, float32, seeded weights.
 
-The kernels it uses give the same numbers whatever the batch, so answers can be compared token for token. Nothing is learnt
-here: the weights are random, scaled so that greedy answers wander through the vocabulary instead of settling on one token.
+The kernels it uses give the same numbers whatever the batch, so answers can be compared token for token. Nothing is
+learnt here: the weights are random, scaled so that greedy answers wander through the vocabulary instead of settling
+on one token.
 """
 
 from __future__ import annotations
@@ -104,9 +105,7 @@ def graph(seed: int = 0, heads_in_graph: bool = True) -> onnx.ModelProto:
     if heads_in_graph:
         node("Reshape", ["logits", constant("flat", np.array([-1, VOCAB], np.int64))], ["row"])
         node("ArgMax", ["row"], ["argmax"], axis=-1, keepdims=0)
-        node(
-            "TopK", ["row", constant("k", np.array([CANDIDATES], np.int64))], ["topk_values", "topk_indices"], axis=-1
-        )
+        node("TopK", ["row", constant("k", np.array([CANDIDATES], np.int64))], ["topk_values", "topk_indices"], axis=-1)
         outputs += [
             helper.make_tensor_value_info("argmax", TensorProto.INT64, ["batch"]),
             helper.make_tensor_value_info("topk_values", TensorProto.FLOAT, ["batch", CANDIDATES]),

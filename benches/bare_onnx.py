@@ -1,0 +1,182 @@
+"""The ONNX engine against a bare onnxruntime loop over the same folder: what the engine costs on top of the runs themselves.
+
+The bare loop binds everything once, feeds each argmax back and does nothing else: no port, no requests, no ends, no sampling.
+Both decode the same number of tokens for the same number of rows, in turn, each round with a session of its own; steps are
+compared by their medians within one round, since a machine's speed drifts between rounds. Also prints the time to the first
+token of a long prompt and the resident memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "py"), str(ROOT / "tests" / "engines")]
+import fakeport  # noqa: E402
+
+if importlib.util.find_spec("emberd._core") is None:
+    sys.modules["emberd._core"] = fakeport
+
+from emberd import loop  # noqa: E402
+
+
+class TimingPort:
+    """A port that only notes when each push came, and how many requests were in it."""
+
+    def __init__(self, orders: list[fakeport.Admit]) -> None:
+        self._orders: list[fakeport.Admit] | None = orders
+        self._open = len(orders)
+        self.times: list[tuple[float, int]] = []
+        self.started = 0.0
+        self.memory = 0
+
+    def ready(self, capabilities: object) -> None:
+        self.memory = resident()
+
+    def wait(self) -> list[fakeport.Admit] | None:
+        return self.poll()
+
+    def poll(self) -> list[fakeport.Admit] | None:
+        if self._open == 0:
+            self.memory = max(self.memory, resident())
+            return None
+        if not self.times:
+            self.started = time.perf_counter()
+        orders, self._orders = self._orders or [], []
+        return orders
+
+    def push(self, steps: list[tuple[int, list[int], str | None]]) -> list[int]:
+        self.times.append((time.perf_counter(), len(steps)))
+        self._open -= sum(1 for step in steps if step[2] is not None)
+        return []
+
+    def fail(self, id: int | None, message: str) -> None:
+        raise RuntimeError(f"{id}: {message}")
+
+
+def resident() -> int:
+    """MiB of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4 // 1024
+
+
+def prompt(length: int, row: int) -> list[int]:
+    """Ordinary token ids, different for each row."""
+    return [100 + (i * i * 31 + i * 17 + row * 977) % 20_000 for i in range(length)]
+
+
+def engine_steps(options: argparse.Namespace, batch: int, sampling: fakeport.Sampling | None) -> list[float]:
+    """Seconds of each step in which the engine decoded all rows."""
+    orders = [fakeport.Admit(row, prompt(options.context, row), options.tokens, sampling) for row in range(batch)]
+    times = drive(options, TimingPort(orders), batch).times
+    return [after - before for (before, _), (after, count) in zip(times, times[1:], strict=False) if count == batch][1:]
+
+
+def drive(options: argparse.Namespace, port: TimingPort, batch: int) -> TimingPort:
+    """Runs the engine's own loop on a port, until all answers have ended."""
+    settings = fakeport.Settings(threads=options.threads, spin=options.spin, max_batch=batch)
+    engine = loop.load(fakeport.Launch("onnx", options.folder, settings, port))
+    loop.serve(engine, port)
+    engine.close()
+    return port
+
+
+def bare_steps(options: argparse.Namespace, batch: int) -> list[float]:
+    """Seconds of each step of the bare loop."""
+    times = list(bare(options, batch))
+    return [after - before for before, after in zip(times, times[1:], strict=False)][1:]
+
+
+def bare(options: argparse.Namespace, batch: int) -> Iterator[float]:
+    """Reads `batch` prompts and decodes; yields the time after each step."""
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = options.threads
+    settings.inter_op_num_threads = 1
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spin else "0")
+    path = Path(options.folder)
+    session = ort.InferenceSession(str(path / "model.onnx"), settings, providers=["CPUExecutionProvider"])
+    context = json.loads((path / "config.json").read_text())["max_position_embeddings"]
+    caches = [each for each in session.get_inputs() if each.name.startswith("past_key_values.")]
+    capacity = -(-(options.context + options.tokens) // 64) * 64
+    width = min(context, capacity)
+    arrays = [np.zeros((batch, each.shape[1], capacity, each.shape[3]), np.float32) for each in caches]
+    mask, argmax = np.zeros((batch, width), np.int64), np.zeros(batch, np.int64)
+    ids = np.zeros((batch, 1), np.int64)
+    kept = []
+
+    def bind(first: int, end: int, tokens: np.ndarray) -> ort.IOBinding:
+        binding = session.io_binding()
+
+        def value(array: np.ndarray) -> ort.OrtValue:
+            kept.append(ort.OrtValue.ortvalue_from_numpy(array))
+            return kept[-1]
+
+        binding.bind_ortvalue_input("input_ids", value(tokens))
+        binding.bind_ortvalue_input("attention_mask", value(mask[first:end]))
+        for each, array in zip(caches, arrays, strict=True):
+            shared = value(array[first:end])
+            binding.bind_ortvalue_input(each.name, shared)
+            binding.bind_ortvalue_output(each.name.replace("past_key_values.", "present."), shared)
+        binding.bind_ortvalue_output("argmax", value(argmax[first:end]))
+        return binding
+
+    for row in range(batch):
+        mask[row, : options.context] = 1
+        session.run_with_iobinding(bind(row, row + 1, np.array([prompt(options.context, row)], np.int64)))
+    binding = bind(0, batch, ids)
+    for position in range(options.context, options.context + options.tokens - 1):
+        ids[:, 0] = argmax
+        mask[:, position] = 1
+        session.run_with_iobinding(binding)
+        yield time.perf_counter()
+
+
+def main() -> None:
+    """Prints one line a batch size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="a model folder with model.onnx")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--context", type=int, default=128, help="prompt tokens of each row")
+    parser.add_argument("--tokens", type=int, default=65, help="tokens of each answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--long", type=int, default=512, help="prompt tokens of the first-token measurement")
+    parser.add_argument("--spin", action="store_true")
+    options = parser.parse_args()
+    nucleus = fakeport.Sampling(temperature=0.8, top_p=0.95, seed=1)
+    print(f"{'batch':>5} {'bare tok/s':>11} {'engine tok/s':>13} {'ratio':>6} {'sampled tok/s':>14} {'ratio':>6}")
+    for batch in options.batch:
+        rounds = []
+        for _ in range(options.rounds):
+            steps = (
+                bare_steps(options, batch),
+                engine_steps(options, batch, None),
+                engine_steps(options, batch, nucleus),
+            )
+            rounds.append([batch / statistics.median(each) for each in steps])
+            gc.collect()
+        loose, greedy, sampled = (statistics.median(each) for each in zip(*rounds, strict=True))
+        ratios = [statistics.median(each[i] / each[0] for each in rounds) for i in (1, 2)]
+        print(f"{batch:>5} {loose:>11.1f} {greedy:>13.1f} {ratios[0]:>6.3f} {sampled:>14.1f} {ratios[1]:>6.3f}")
+    firsts = []
+    for _ in range(options.rounds):
+        port = drive(options, TimingPort([fakeport.Admit(1, prompt(options.long, 1), 1, None)]), 1)
+        firsts.append(next(at for at, count in port.times if count) - port.started)
+        gc.collect()
+    first = statistics.median(firsts)
+    print(f"first token of a {options.long}-token prompt: {first * 1e3:.0f} ms, {options.long / first:.0f} tok/s")
+    print(f"resident memory at its end: {port.memory} MiB")
+
+
+if __name__ == "__main__":
+    main()
