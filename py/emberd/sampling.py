@@ -51,6 +51,8 @@ def draw(
     if not np.isfinite(highest):
         raise ValueError(f"the highest logit is {highest}")
     candidates = len(values)
+    if top_k >= len(logits):
+        top_k = 0
     if candidates < len(logits):
         if top_k > candidates:
             return _draw_wide(logits, temperature, top_k, top_p, u)
@@ -97,7 +99,7 @@ def _draw_from_all(
         raise ValueError(f"the logits sum to {total}")
     if top_p < 1.0:
         index = _pick(cumulative, total, top_p, u)
-        return int(ids[index]) if index < len(ids) else _draw_wide(logits, temperature, 0, top_p, u)
+        return int(ids[index]) if index < len(ids) else _draw_wide(logits, temperature, 0, top_p, u, total)
     target = u * total
     if target < inside or tail == 0.0:
         return int(ids[min(int(np.searchsorted(cumulative, target, side="right")), len(ids) - 1)])
@@ -106,9 +108,32 @@ def _draw_from_all(
     return index if index < len(beyond) else int(np.flatnonzero(weights)[-1])
 
 
-def _draw_wide(logits: NDArray[np.floating], temperature: float, top_k: int, top_p: float, u: float) -> int:
-    """The rare case: the filters reach beyond the candidates, so the row is sorted."""
-    order = np.argsort(-logits, kind="stable")
-    kept = logits[order[: top_k or None]].astype(np.float64)
-    cumulative = np.cumsum(np.exp((kept - kept[0]) / temperature))
-    return int(order[min(_pick(cumulative, float(cumulative[-1]), top_p, u), len(cumulative) - 1)])
+def _draw_wide(
+    logits: NDArray[np.floating], temperature: float, top_k: int, top_p: float, u: float, total: float = 0.0
+) -> int:
+    """The rarer case: the filters reach beyond the candidates. Without top-k `total` is the mass of the whole row.
+
+    Sorts ever more of the highest logits until they hold the nucleus: to sort all 49,152 takes 7 ms.
+    """
+    size = top_k or 1024
+    while True:
+        order = _best(logits, size)
+        kept = logits[order].astype(np.float64)
+        cumulative = np.cumsum(np.exp((kept - kept[0]) / temperature))
+        whole = float(cumulative[-1])
+        if top_k or size >= len(logits):
+            return int(order[_pick(cumulative, whole, top_p, u)])
+        index = _pick(cumulative, total, top_p, u)
+        if index < len(cumulative):
+            return int(order[index])
+        size *= 4
+
+
+def _best(logits: NDArray[np.floating], size: int) -> NDArray[np.int64]:
+    """The ids of the `size` highest logits, best first; of equal ones the lower id first."""
+    if size < len(logits):
+        least = np.partition(logits, len(logits) - size)[-size]
+        ids = np.flatnonzero(logits >= least)
+    else:
+        ids = np.arange(len(logits))
+    return ids[np.argsort(-logits[ids], kind="stable")[:size]]

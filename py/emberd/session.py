@@ -93,7 +93,7 @@ def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
     options.intra_op_num_threads = at_least_one("threads", settings.threads, physical_cores())
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if settings.spin else "0")
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # an error is raised as well: it need not be printed
     try:
         return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a different private type for each way a file can be wrong
