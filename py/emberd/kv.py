@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-_TOKENS_ALIGNED = 64
-"""A capacity that is a multiple of this lets rows start on a page: 64 tokens of 64 float32 are 16 KiB."""
+_BLOCK = 64
+"""Tokens; a capacity of whole blocks lets rows start on a page: 64 tokens of 64 float32 are 16 KiB."""
 
 
 class Layer(NamedTuple):
@@ -32,7 +32,9 @@ class KvCache:
     """Buffers `[rows, heads, capacity, width]`, one for each `Layer`."""
 
     def __init__(self, layers: list[Layer], rows: int, context_length: int) -> None:
-        self.capacity = -(-context_length // _TOKENS_ALIGNED) * _TOKENS_ALIGNED
+        # An odd number of blocks: at 128 of them every head starts 2 MiB after the last, all fall into the same sets of
+        # the processor's caches, and a step over 8 rows takes 4 % longer (36.9 ms of processor time; 35.6 with 129).
+        self.capacity = (-(-context_length // _BLOCK) | 1) * _BLOCK
         self._memory: list[mmap.mmap] = []
         self.buffers: list[NDArray[np.floating]] = []
         for layer in layers:
