@@ -18,7 +18,7 @@ fn refused(error: engine::PortError) -> PyErr {
 }
 
 /// How a request draws its ids; `None` in its place is greedy.
-#[pyclass(frozen, eq, module = "emberd._core", skip_from_py_object)]
+#[pyclass(frozen, eq, module = "emberd._core")]
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct Sampling {
     #[pyo3(get)]
@@ -140,7 +140,7 @@ impl Capabilities {
 }
 
 /// What the user asked of the engine; `None` leaves the choice to it.
-#[pyclass(frozen, module = "emberd._core", skip_from_py_object)]
+#[pyclass(frozen, module = "emberd._core")]
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
     settings: engine::Settings,
@@ -334,7 +334,7 @@ fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
     let named: Option<Finish> = finish.extract::<&str>().ok().and_then(Finish::named);
     Ok(match named {
         Some(finish) => Ok(Step { id, tokens, finish: Some(finish) }),
-        None => Err((id, format!("the engine ended a request with {finish}, which is no finish"))),
+        None => Err((id, format!("the engine ended a request with {}, which is no finish", finish.to_owned()))),
     })
 }
 
