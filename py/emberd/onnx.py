@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from emberd._core import Capabilities
 from emberd.engine import EngineError, Fail, Request, Step, is_admit
 from emberd.rows import Rows
-from emberd.session import Model
+from emberd.session import Model, give_back
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -88,6 +88,7 @@ class OnnxEngine:
         self._waiting.clear()
         self._running.clear()
         self._reading = None
+        give_back()
 
     def _prefill(self) -> list[Step]:
         """Reads up to a chunk of prompt tokens: more of one prompt and, where they fit, the whole of the next ones."""

@@ -65,6 +65,7 @@ class Rows:
         self._indices = np.zeros((rows, model.candidates), np.int64)
         self._logits = np.zeros((rows, 1, model.vocab_size), model.logits_type)
         self._numbers = np.arange(rows)
+        self._scratch = np.zeros(model.vocab_size, np.float32)
         self._extends: list[_Binding | None] = [None] * rows
         self._decodes: list[_Binding | None] = [None] * (rows + 1)
 
@@ -107,7 +108,7 @@ class Rows:
             values, indices = self._values[row], self._indices[row]
         else:
             values, indices = _highest(logits)
-        return draw(values, indices, logits, sampling, uniform(sampling.seed, n))
+        return draw(values, indices, logits, sampling, uniform(sampling.seed, n), self._scratch)
 
     def feed(self, row: int, token: int) -> None:
         """Sets the token that the row reads in the next `decode`."""

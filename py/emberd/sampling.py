@@ -39,11 +39,13 @@ def draw(
     logits: NDArray[np.floating],
     sampling: Sampling,
     u: float,
+    scratch: NDArray[np.float32] | None = None,
 ) -> int:
     """The token id that the uniform number `u` falls on.
 
-    `values` `[candidates]` are the highest logits in descending order and `ids` their token ids; `logits` `[vocab]`
-    is the full row they come from. Raises `ValueError` when the logits are not numbers.
+    `values` `[candidates]` are the highest logits in descending order and `ids` their token ids; `logits` `[vocab]` is
+    the full row they come from. `scratch` `[vocab]` is room to work in: fresh memory for each draw costs as much again
+    as the work. Raises `ValueError` when the logits are not numbers.
     """
     temperature = max(sampling.temperature, _LOWEST_TEMPERATURE)
     top_k, top_p = sampling.top_k, sampling.top_p
@@ -57,7 +59,7 @@ def draw(
         if top_k > candidates:
             return _draw_wide(logits, temperature, top_k, top_p, u)
         if top_k == 0:
-            return _draw_from_all(values, ids, logits, temperature, top_p, u)
+            return _draw_from_all(values, ids, logits, temperature, top_p, u, scratch)
     kept = values[:top_k] if top_k else values
     cumulative = np.cumsum(np.exp((kept.astype(np.float64) - highest) / temperature))
     return int(ids[_pick(cumulative, float(cumulative[-1]), top_p, u)])
@@ -85,15 +87,18 @@ def _draw_from_all(
     temperature: float,
     top_p: float,
     u: float,
+    scratch: NDArray[np.float32] | None,
 ) -> int:
     """Without top-k the mass of the whole row counts. The candidates come first; the tail only where `u` reaches it."""
     highest = float(values[0])
     cumulative = np.cumsum(np.exp((values.astype(np.float64) - highest) / temperature))
-    weights = np.exp((logits.astype(np.float32, copy=False) - np.float32(highest)) / np.float32(temperature))
+    weights = np.subtract(logits, np.float32(highest), out=scratch, dtype=np.float32)
+    np.multiply(weights, np.float32(1.0 / temperature), out=weights)
+    np.exp(weights, out=weights)
     # The candidates' own mass is known better than the row's sum knows it: add only the tail, so the two always agree.
     weights[ids] = 0.0
     inside = float(cumulative[-1])
-    tail = float(weights.sum(dtype=np.float64))
+    tail = float(weights.sum())
     total = inside + tail
     if not np.isfinite(total):
         raise ValueError(f"the logits sum to {total}")
