@@ -154,7 +154,7 @@ async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {
 
 #[allow(clippy::print_stdout)] // The one line that a worker says there: it is bound.
 async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8> {
-    let seat = listen::claim(&options.socket, "tiny worker already listening on")?;
+    let (listener, seat) = listen::claim(&options.socket, "tiny worker already listening on")?;
     let models = models?;
     println!("omp tiny worker listening on {}", seat.path().display());
     let model = Arc::clone(models.default_model());
@@ -164,7 +164,7 @@ async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8
         max_line: options.max_line,
         max_in_flight: options.engine.queue.max(1),
     };
-    let reason = worker::serve(&seat, model, door, options.idle(), stop).await;
+    let reason = worker::serve(listener, model, door, options.idle(), stop).await;
     tracing::info!(?reason, "the worker ends");
     models.close();
     Ok(reason.exit_code())

@@ -10,9 +10,9 @@ pub mod error;
 pub mod listen;
 pub mod shutdown;
 
-mod chat;
-mod serve;
-mod shelf;
+pub mod chat;
+pub mod serve;
+pub mod shelf;
 
 pub mod worker;
 

@@ -19,8 +19,8 @@ use crate::error::{Code, Error, Result};
 pub struct Http {
     /// The TCP address.
     pub tcp: TcpListener,
-    /// The Unix socket beside it.
-    pub unix: Option<Seat>,
+    /// The Unix socket beside it, and what removes it at the end.
+    pub unix: Option<(UnixListener, Seat)>,
 }
 
 /// Binds what `emberd serve` listens on. Must be called within a runtime.
@@ -48,22 +48,15 @@ const LOCK_AGAIN: Duration = Duration::from_millis(20);
 /// The longest path a socket address holds, without its final zero byte.
 const MAX_PATH: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
 
-/// A bound socket; dropping it removes the socket from the file system, if it still is this one.
+/// A socket's name in the file system; dropping it removes the name, if it still is this socket's.
 #[derive(Debug)]
 pub struct Seat {
-    listener: UnixListener,
     path: PathBuf,
     /// Device and inode of the socket.
     identity: (u64, u64),
 }
 
 impl Seat {
-    /// The socket.
-    #[must_use]
-    pub fn listener(&self) -> &UnixListener {
-        &self.listener
-    }
-
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -84,7 +77,7 @@ impl Drop for Seat {
 ///
 /// # Errors
 /// When somebody answers at the path, when the path is too long for a socket, or when the operating system refuses.
-pub fn claim(path: &Path, taken: &str) -> Result<Seat> {
+pub fn claim(path: &Path, taken: &str) -> Result<(UnixListener, Seat)> {
     let length = path.as_os_str().len();
     if length > MAX_PATH {
         return Err(Error::new(Code::InvalidValue, format!("the socket path has {length} bytes, and the system allows {MAX_PATH}: {}", path.display()))
@@ -97,7 +90,7 @@ pub fn claim(path: &Path, taken: &str) -> Result<Seat> {
     let found = fs::symlink_metadata(path).map_err(|error| io("look at", &error))?;
     listener.set_nonblocking(true).map_err(|error| io("listen on", &error))?;
     let listener = UnixListener::from_std(listener).map_err(|error| io("listen on", &error))?;
-    Ok(Seat { listener, path: path.to_path_buf(), identity: (found.dev(), found.ino()) })
+    Ok((listener, Seat { path: path.to_path_buf(), identity: (found.dev(), found.ino()) }))
 }
 
 /// Binds with a mode of 0600. The mode is set before the socket listens, so no other user ever connects.

@@ -18,7 +18,7 @@ fn refused(error: engine::PortError) -> PyErr {
 }
 
 /// How a request draws its ids; `None` in its place is greedy.
-#[pyclass(frozen, eq, module = "emberd._core", skip_from_py_object)]
+#[pyclass(frozen, eq, module = "emberd._core")]
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct Sampling {
     #[pyo3(get)]
@@ -140,7 +140,7 @@ impl Capabilities {
 }
 
 /// What the user asked of the engine; `None` leaves the choice to it.
-#[pyclass(frozen, module = "emberd._core", skip_from_py_object)]
+#[pyclass(frozen, module = "emberd._core")]
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
     settings: engine::Settings,
@@ -307,8 +307,7 @@ fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
     for order in orders {
         match order {
             Order::Admit(admit) => {
-                let sampling =
-                    admit.sampling.map(|it| Sampling { temperature: it.temperature, top_p: it.top_p, top_k: it.top_k, seed: it.seed });
+                let sampling = admit.sampling.map(|it| Sampling { temperature: it.temperature, top_p: it.top_p, top_k: it.top_k, seed: it.seed });
                 list.append(Bound::new(py, Admit { id: admit.id, prompt: admit.prompt, max_tokens: admit.max_tokens, sampling })?)?;
             }
             Order::Cancel(id) => list.append(Bound::new(py, Cancel { id })?)?,
@@ -335,7 +334,7 @@ fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
     let named: Option<Finish> = finish.extract::<&str>().ok().and_then(Finish::named);
     Ok(match named {
         Some(finish) => Ok(Step { id, tokens, finish: Some(finish) }),
-        None => Err((id, format!("the engine ended a request with {finish}, which is no finish"))),
+        None => Err((id, format!("the engine ended a request with {}, which is no finish", finish.to_owned()))),
     })
 }
 
@@ -371,10 +370,8 @@ impl Doors {
             top_k: it.top_k,
             seed: it.seed,
         });
-        let generation = self
-            .engine
-            .submit(engine::Request { prompt, max_tokens, sampling })
-            .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        let generation =
+            self.engine.submit(engine::Request { prompt, max_tokens, sampling }).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         Ok(Reader { id: generation.id(), generation: Mutex::new(Some(generation)) })
     }
 

@@ -2,13 +2,12 @@
 //!
 //! Dropping an [`Answer`] cancels the request.
 
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::engine::{Finish, Generation, Timing};
 use crate::error::Result;
 use crate::prompt::Tokenizer;
-use crate::text::{Decoder, StopMatcher};
+use crate::text::{DecodeStream, StopMatcher};
 
 /// How an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +70,7 @@ pub struct Answer {
     generation: Option<Generation>,
     prompt_tokens: usize,
     timing: Timing,
-    decoder: Decoder,
+    decoder: DecodeStream,
     stop: StopMatcher,
     ids: Vec<u32>,
     decoded: String,
@@ -82,13 +81,13 @@ pub struct Answer {
 impl Answer {
     /// The text of this generation. It ends exactly before (or, with `include_stop`, right after) the earliest of the `stop` strings.
     #[must_use]
-    pub fn new(generation: Generation, tokenizer: Arc<Tokenizer>, stop: Vec<String>, include_stop: bool) -> Self {
+    pub fn new(generation: Generation, tokenizer: &Tokenizer, stop: Vec<String>, include_stop: bool) -> Self {
         Self {
             prompt_tokens: generation.prompt_tokens(),
             timing: generation.timing(),
             generation: Some(generation),
-            decoder: Decoder::new(tokenizer),
-            stop: StopMatcher::new(stop, include_stop),
+            decoder: tokenizer.detokeniser().stream(),
+            stop: StopMatcher::new(stop).keep_stop(include_stop),
             ids: Vec::new(),
             decoded: String::new(),
             tokens: 0,

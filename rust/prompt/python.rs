@@ -3,47 +3,10 @@
 //! Methods not found here are taken from minijinja-contrib's `pycompat`. Methods that change a value in place (`append`, `update`, `pop`) do not
 //! exist: transformers renders in an immutable sandbox, where calling one is an error.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
-use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// What a lazy filter (`map`, `select`, `reject`, …) gives in Python: true even when empty, walked once, without a length, not serialisable.
-#[derive(Debug)]
-pub(super) struct Generator(Mutex<std::vec::IntoIter<Value>>);
-
-impl Generator {
-    /// Wraps the items of `values`, which a minijinja filter has already worked out.
-    pub(super) fn wrap(values: &Value) -> Result<Value, Error> {
-        let items: Vec<Value> = values.try_iter()?.collect();
-        Ok(Value::from_object(Self(Mutex::new(items.into_iter()))))
-    }
-}
-
-impl Object for Generator {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Iterable
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        let source = Arc::clone(self);
-        Enumerator::Iter(Box::new(std::iter::from_fn(move || {
-            source.0.lock().unwrap_or_else(PoisonError::into_inner).next()
-        })))
-    }
-
-    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        None
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
-    }
-
-    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("<generator object>")
-    }
-}
+use super::lazy::View;
 
 /// The float in `value`, if it is one (and not an integer).
 pub(super) fn as_float(value: &Value) -> Option<f64> {
@@ -128,14 +91,12 @@ fn string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error
         }
         "partition" => {
             let (sep,): (&str,) = from_args(args)?;
-            let (head, sep, tail) =
-                text.split_once(sep).map_or((text, "", ""), |(head, tail)| (head, sep, tail));
+            let (head, sep, tail) = text.split_once(sep).map_or((text, "", ""), |(head, tail)| (head, sep, tail));
             Value::from(Tuple::from([Value::from(head), Value::from(sep), Value::from(tail)]))
         }
         "rpartition" => {
             let (sep,): (&str,) = from_args(args)?;
-            let (head, sep, tail) =
-                text.rsplit_once(sep).map_or(("", "", text), |(head, tail)| (head, sep, tail));
+            let (head, sep, tail) = text.rsplit_once(sep).map_or(("", "", text), |(head, tail)| (head, sep, tail));
             Value::from(Tuple::from([Value::from(head), Value::from(sep), Value::from(tail)]))
         }
         "find" | "index" | "rfind" | "rindex" => {
@@ -171,13 +132,7 @@ fn string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error
         }
         "swapcase" => Value::from(
             text.chars()
-                .flat_map(|ch| {
-                    if ch.is_uppercase() {
-                        ch.to_lowercase().collect::<Vec<_>>()
-                    } else {
-                        ch.to_uppercase().collect()
-                    }
-                })
+                .flat_map(|ch| if ch.is_uppercase() { ch.to_lowercase().collect::<Vec<_>>() } else { ch.to_uppercase().collect() })
                 .collect::<String>(),
         ),
         "isspace" => Value::from(!text.is_empty() && text.chars().all(is_space)),
@@ -266,7 +221,7 @@ fn split_at_space(text: &str, limit: usize, from_end: bool) -> Vec<&str> {
 }
 
 /// `str.splitlines`: more line ends than `\n`, and no empty line after the last.
-fn lines(text: &str, keep: bool) -> Vec<&str> {
+pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
     let mut chars = text.char_indices().peekable();
@@ -333,13 +288,32 @@ fn affix(text: &str, args: &[Value], holds: fn(&str, &str) -> bool) -> Result<Va
 }
 
 fn map(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
-    Ok(match name {
+    let name = match name {
         "copy" => {
             let () = from_args(args)?;
-            Some(value.clone())
+            return Ok(Some(value.clone()));
         }
-        _ => None,
-    })
+        "items" => "dict_items",
+        "keys" => "dict_keys",
+        "values" => "dict_values",
+        _ => return Ok(None),
+    };
+    if value.as_object().is_none() {
+        return Ok(None);
+    }
+    let () = from_args(args)?;
+    let mut items = Vec::new();
+    for key in value.try_iter()? {
+        items.push(match name {
+            "dict_keys" => key,
+            "dict_values" => value.get_item(&key)?,
+            _ => {
+                let item = value.get_item(&key)?;
+                Value::from(Tuple::from([key, item]))
+            }
+        });
+    }
+    Ok(Some(View::wrap(name, items)))
 }
 
 fn list(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {

@@ -12,9 +12,10 @@ use serde_json::Map;
 
 use super::builtins::{self, Raised};
 
-/// Instructions, or units of 64 bytes of text, that one render may cost. The longest real template needs about 3,000 for a turn; this is some
-/// seconds of work at most.
-const FUEL: u64 = 50_000_000;
+/// Instructions, or units of 64 bytes of text, that one render may cost: some seconds of work and 1 GB of text at the very most. A turn costs a real
+/// template some hundred; one that grows its prompt by concatenation copies it for every turn, which for 600 turns of 1,300 bytes needs 8 to 16
+/// million.
+const FUEL: u64 = 16_000_000;
 
 /// The longest accepted template source, in bytes. Real ones end near 30 kB.
 const MAX_SOURCE: usize = 4 << 20;
@@ -87,14 +88,12 @@ impl ChatTemplate {
         env.set_debug(false);
         builtins::install(&mut env);
         builtins::install_clock(&mut env, || ZonedDateTime::now().datetime());
-        env.add_template_owned(NAME, super::generation::rewrite(&source).into_owned())
-            .map_err(|error| compile_error(&error))?;
+        env.add_template_owned(NAME, super::source::rewrite(&source)).map_err(|error| compile_error(&error))?;
         let Specials { bos_token, eos_token, pad_token, unk_token } = specials;
-        let specials =
-            [("bos_token", bos_token), ("eos_token", eos_token), ("pad_token", pad_token), ("unk_token", unk_token)]
-                .into_iter()
-                .filter_map(|(name, token)| token.map(|token| (name, Value::from(token))))
-                .collect();
+        let specials = [("bos_token", bos_token), ("eos_token", eos_token), ("pad_token", pad_token), ("unk_token", unk_token)]
+            .into_iter()
+            .filter_map(|(name, token)| token.map(|token| (name, Value::from(token))))
+            .collect();
         Ok(Self { env, specials })
     }
 
@@ -119,8 +118,7 @@ impl ChatTemplate {
         ];
         let specials = self.specials.iter().map(|(name, token)| (*name, token.clone()));
         let extra = input.extra.iter().map(|(name, value)| (name.as_str(), to_value(value)));
-        let context =
-            Value::from_pairs([("documents", Value::from(()))].into_iter().chain(specials).chain(extra).chain(own));
+        let context = Value::from_pairs([("documents", Value::from(()))].into_iter().chain(specials).chain(extra).chain(own));
         let template = self.env.get_template(NAME).map_err(|error| compile_error(&error))?;
         template.render(context).map_err(|error| render_error(&error))
     }
@@ -138,9 +136,7 @@ fn to_value(value: &serde_json::Value) -> Value {
         },
         serde_json::Value::String(text) => Value::from(text.as_str()),
         serde_json::Value::Array(items) => Value::from(items.iter().map(to_value).collect::<Vec<_>>()),
-        serde_json::Value::Object(fields) => {
-            Value::from_pairs(fields.iter().map(|(name, value)| (name.as_str(), to_value(value))))
-        }
+        serde_json::Value::Object(fields) => Value::from_pairs(fields.iter().map(|(name, value)| (name.as_str(), to_value(value)))),
     }
 }
 

@@ -13,7 +13,8 @@ use super::request::{Request, Truncation};
 use super::stream::Stream;
 use crate::engine::{Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
-use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, Role, Turn};
+use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions};
+use crate::prompt::{Role, Turn};
 
 /// A prompt of at most this many bytes is rendered where it is: that takes less time than handing it to another thread.
 const INLINE: usize = 16 * 1024;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::validate::At;
 use crate::error::Result;
-use crate::models::{Role, Turn};
+use crate::prompt::{Role, Turn};
 
 /// What stands between system texts, and between neighbouring texts of the assistant, that become one turn.
 const BETWEEN_TURNS: &str = "\n\n";

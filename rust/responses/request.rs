@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::item;
 use super::validate::At;
 use crate::error::{Code, Error, Result};
-use crate::models::Turn;
+use crate::prompt::Turn;
 
 /// The most stop strings of one request.
 const STOPS: usize = 16;

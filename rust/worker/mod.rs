@@ -6,11 +6,12 @@
 mod connection;
 mod frame;
 mod idle;
-mod message;
+pub mod message;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
 pub use connection::Options;
@@ -18,7 +19,6 @@ pub use frame::{Frames, Line};
 pub use idle::Idle;
 pub use message::{Event, Reply, Request};
 
-use crate::listen::Seat;
 use crate::models::Hosted;
 use crate::shutdown::{Reason, Stop};
 
@@ -27,7 +27,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// Serves the socket until a client, a signal or idleness stops it; connections end with it.
 #[cfg(unix)]
-pub async fn serve(seat: &Seat, model: Arc<Hosted>, options: Options, idle_window: Duration, stop: Stop) -> Reason {
+pub async fn serve(listener: UnixListener, model: Arc<Hosted>, options: Options, idle_window: Duration, stop: Stop) -> Reason {
     let idle = Idle::new(idle_window);
     let options = Arc::new(options);
     let mut connections = JoinSet::new();
@@ -38,7 +38,7 @@ pub async fn serve(seat: &Seat, model: Arc<Hosted>, options: Options, idle_windo
             () = idle.over() => {
                 stop.stop(Reason::Idle);
             }
-            accepted = seat.listener().accept() => match accepted {
+            accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let connection = connection::serve(stream, Arc::clone(&model), Arc::clone(&options), idle.clone(), stop.clone());
                     connections.spawn(connection);

@@ -5,6 +5,9 @@ controls, a transparent `generation` block, `raise_exception`, `strftime_now` an
 still, so that the files are the same on any day. The templates themselves are not written anywhere: an outcome is a hash, a length and the
 text's first and last characters, which is enough to tell that two renderings are equal and to see where an unequal one went wrong.
 
+`snippets.json` holds short templates of our own, one for each thing that Python and Jinja2 do in their own way; their text is kept in full.
+Both files of expectations are written anew by one run, so that `git diff` shows what a newer Jinja2 changed.
+
 Usage: python tests/golden/make_templates.py [FOLDER]   (default: EMBERD_TEMPLATES, else ../shared/data/chat-templates)
 """
 
@@ -29,12 +32,12 @@ HERE = Path(__file__).parent
 NOW = datetime(2026, 1, 15, 9, 30, 5)
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 EXCERPT = 40
+# What Python raises when a template does what its values cannot; Jinja2's own complaints are apart.
+FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class Generation(Extension):
     """The `{% generation %}` block, which marks what a model wrote and adds nothing to the text."""
-
-    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -44,6 +47,9 @@ class Generation(Extension):
     @staticmethod
     def _body(caller: Macro) -> str:
         return caller()
+
+
+Generation.tags = {"generation"}
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -71,25 +77,57 @@ def environment() -> jinja2.Environment:
     return env
 
 
+def rendered(template: jinja2.Template, conversation: dict[str, Any]) -> str:
+    """What `apply_chat_template` gives for a conversation."""
+    return template.render(
+        messages=conversation["messages"],
+        tools=conversation.get("tools"),
+        documents=None,
+        add_generation_prompt=conversation["add_generation_prompt"],
+        **{**SPECIALS, **conversation.get("kwargs", {})},
+    )
+
+
 def outcome(template: jinja2.Template | None, conversation: dict[str, Any]) -> list[Any]:
     """`["text", sha256, length in bytes, start, end]`, or `["raised", message]`, or `["failed"]`."""
     if template is None:
         return ["failed"]
     try:
-        text = template.render(
-            messages=conversation["messages"],
-            tools=conversation.get("tools"),
-            documents=None,
-            add_generation_prompt=conversation["add_generation_prompt"],
-            **{**SPECIALS, **conversation.get("kwargs", {})},
-        )
+        text = rendered(template, conversation)
     except jinja2.exceptions.TemplateError as error:
         # A subclass is Jinja2's own complaint; the class itself is what `raise_exception` raises.
         return ["raised", str(error)[:EXCERPT]] if type(error) is jinja2.exceptions.TemplateError else ["failed"]
-    except Exception:  # a template may fail in any way that Python knows
+    except FAULTS:
         return ["failed"]
     data = text.encode("utf-8", "surrogatepass")
     return ["text", hashlib.sha256(data).hexdigest(), len(data), text[:EXCERPT], text[-EXCERPT:]]
+
+
+VARIABLES = {
+    "s": "string",
+    "l": [1, 2, 3],
+    "d": {"a": 1, "b": "two", "c": [1, None]},
+    "f": 0.30000000000000004,
+    "tiny": 1.5e-7,
+    "whole": 3.0,
+    "big": 2**63,
+    "schema": {"type": "array", "items": {"type": "string"}},
+    "maps": [{"n": 1, "q": "x"}, {"n": 2}],
+}
+
+
+def snippets() -> None:
+    """Fills in what Jinja2 makes of each template in `snippets.json`; `null` is an error. `differs` says why ours is not the same."""
+    path = HERE / "snippets.json"
+    rows = []
+    for row in json.loads(path.read_text("utf-8")):
+        conversation = {"messages": [], "add_generation_prompt": True, "kwargs": VARIABLES}
+        try:
+            found = rendered(environment().from_string(row["template"]), conversation)
+        except (jinja2.exceptions.TemplateError, *FAULTS):
+            found = None
+        rows.append(json.dumps({**row, "text": found}, ensure_ascii=False))
+    path.write_text("[\n" + ",\n".join(rows) + "\n]\n", "utf-8")
 
 
 def main(folder: Path) -> None:
@@ -110,5 +148,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    snippets()
     default = HERE.parent.parent.parent / "shared" / "data" / "chat-templates"
     main(Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("EMBERD_TEMPLATES", default)))

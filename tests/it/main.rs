@@ -1,12 +1,18 @@
 //! The one binary of integration tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr, unreachable_pub)]
 
+mod decode;
 mod http_disconnect;
 mod http_door;
 mod http_limits;
 mod http_shutdown;
 mod http_stream;
 mod http_support;
+mod messages;
+mod port;
 mod responses_request;
 mod responses_stream;
+mod stop;
 mod templates;
+mod tokenizer;
+mod vocab;

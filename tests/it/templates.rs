@@ -20,6 +20,23 @@ struct Conversation {
     kwargs: Map<String, Value>,
 }
 
+/// One row of `tests/golden/snippets.json`.
+#[derive(Deserialize)]
+struct Snippet {
+    template: String,
+    /// What Jinja2 gives; `None` where it fails.
+    text: Option<String>,
+    /// Why ours is different, where it is.
+    differs: Option<String>,
+}
+
+/// One template of `tests/golden/exceptions.json`.
+#[derive(Deserialize)]
+struct Exception {
+    reason: String,
+    conversations: Vec<String>,
+}
+
 fn golden(name: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)).expect(name)
 }
@@ -84,28 +101,116 @@ fn real_templates_render_as_jinja2_renders_them() {
     };
     let conversations: Vec<Conversation> = serde_json::from_str(&golden("conversations.json")).unwrap();
     let expected: BTreeMap<String, BTreeMap<String, Value>> = serde_json::from_str(&golden("templates.json")).unwrap();
-    let exceptions: BTreeMap<String, String> = serde_json::from_str(&golden("exceptions.json")).unwrap();
-    let only = std::env::var("EMBERD_TEMPLATE_DUMP").ok();
-    let mut equal = 0;
-    let mut wrong = Vec::new();
+    let exceptions: BTreeMap<String, Exception> = serde_json::from_str(&golden("exceptions.json")).unwrap();
+    assert!(exceptions.values().all(|exception| !exception.reason.is_empty()));
+    let (mut equal, mut excepted, mut wrong) = (0, 0, Vec::new());
     for (name, rows) in &expected {
         let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).expect(name);
         let template = compile(&source);
         for conversation in &conversations {
-            let key = format!("{name}/{}", conversation.name);
+            let case = &conversation.name;
+            let listed = exceptions.get(name).is_some_and(|exception| exception.conversations.contains(case));
             let (ours, text) = outcome(template.as_ref(), conversation);
-            let same = ours == rows[&conversation.name];
-            if let Some(folder) = &only {
-                std::fs::write(Path::new(folder).join(key.replace('/', "__")), &text).unwrap();
-            }
-            match (same, exceptions.contains_key(&key)) {
+            match (ours == rows[case], listed) {
                 (true, false) => equal += 1,
-                (false, true) => {}
-                (true, true) => wrong.push(format!("{key}: equal now, but listed in exceptions.json")),
-                (false, false) => wrong.push(format!("{key}: expected {} got {ours} {}", rows[&conversation.name], if ours[0] == "text" {""} else {&text})),
+                (false, true) => excepted += 1,
+                (true, true) => wrong.push(format!("{name} / {case}: equal, but listed in exceptions.json")),
+                (false, false) => wrong.push(format!("{name} / {case}: expected {}\ngot {ours}\n{text}", rows[case])),
             }
         }
     }
-    println!("{equal} renders equal, {} excepted", exceptions.len());
-    assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), equal + wrong.len(), wrong.join("\n"));
+    println!("{equal} renderings are equal, {excepted} are listed as different");
+    assert!(wrong.is_empty(), "{} renderings differ:\n{}", wrong.len(), wrong.join("\n"));
+    let listed: usize = exceptions.values().map(|exception| exception.conversations.len()).sum();
+    assert_eq!(excepted, listed, "exceptions.json names a template or a conversation that does not exist");
+}
+
+#[test]
+fn snippets_render_as_jinja2_renders_them() {
+    let variables = serde_json::json!({
+        "s": "string",
+        "l": [1, 2, 3],
+        "d": {"a": 1, "b": "two", "c": [1, null]},
+        "f": 0.300_000_000_000_000_04,
+        "tiny": 1.5e-7,
+        "whole": 3.0,
+        "big": 9_223_372_036_854_775_808_u64,
+        "schema": {"type": "array", "items": {"type": "string"}},
+        "maps": [{"n": 1, "q": "x"}, {"n": 2}],
+    });
+    let snippets: Vec<Snippet> = serde_json::from_str(&golden("snippets.json")).unwrap();
+    let mut wrong = Vec::new();
+    for Snippet { template, text, differs } in snippets {
+        let ours = compile(&template).and_then(|compiled| {
+            compiled.render(&RenderInput { messages: &[], tools: None, add_generation_prompt: true, extra: variables.as_object().unwrap() })
+        });
+        if (ours.as_ref().ok() == text.as_ref()) == differs.is_some() {
+            wrong.push(format!("{template}\n  expected {text:?}\n  got      {ours:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} snippets:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn render_source(source: &str) -> Result<String, TemplateError> {
+    compile(source)?.render(&RenderInput { messages: &[], tools: None, add_generation_prompt: false, extra: &Map::new() })
+}
+
+#[test]
+fn the_three_kinds_of_failure_are_told_apart() {
+    assert!(matches!(compile("{% if %}"), Err(TemplateError::Compile(_))));
+    assert!(matches!(compile("{{ x "), Err(TemplateError::Compile(_))));
+    let raised = render_source("{% macro m() %}{{ raise_exception('only ' ~ 1) }}{% endmacro %}{{ m() }}");
+    assert!(matches!(raised, Err(TemplateError::Raised(message)) if message == "only 1"));
+    let Err(TemplateError::Render(message)) = render_source("\n\n{{ nothing.at.all }}") else { panic!("rendered") };
+    assert!(message.contains("line 3"), "{message}");
+}
+
+#[test]
+fn a_template_that_never_ends_is_stopped() {
+    let bombs = [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% set ns = namespace(s='xxxxxxxxxxxxxxxx') %}{% for i in range(99999) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{{ 'x'.ljust(99999999999) }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l|tojson }}",
+    ];
+    for bomb in bombs {
+        assert!(matches!(render_source(bomb), Err(TemplateError::Render(_))), "{bomb}");
+    }
+}
+
+#[test]
+fn variables_of_the_request_win_over_special_tokens_and_not_over_messages() {
+    let extra = serde_json::json!({"bos_token": "mine", "messages": "theirs", "enable_thinking": false});
+    let input = RenderInput { messages: &[], tools: None, add_generation_prompt: true, extra: extra.as_object().unwrap() };
+    let template = compile("{{ bos_token }}{{ messages }}{{ enable_thinking }}").unwrap();
+    assert_eq!(template.render(&input).unwrap(), "mine[]False");
+}
+
+#[test]
+fn the_clock_runs_unless_it_is_stopped() {
+    let template = ChatTemplate::new("{{ strftime_now('%Y-%m-%d') }}", Specials::default()).unwrap();
+    let input = RenderInput { messages: &[], tools: None, add_generation_prompt: false, extra: &Map::new() };
+    let before = jiff::ZonedDateTime::now().datetime().date();
+    let found: jiff::civil::Date = template.render(&input).unwrap().parse().unwrap();
+    assert!((before..=jiff::ZonedDateTime::now().datetime().date()).contains(&found));
+}
+
+#[test]
+fn a_long_conversation_comes_to_an_end_in_every_real_template() {
+    let Some(folder) = corpus() else {
+        println!("skipped: no folder of templates; set EMBERD_TEMPLATES to one");
+        return;
+    };
+    let words = "a long story ".repeat(100);
+    let messages: Vec<Value> =
+        (0..600).map(|index| serde_json::json!({"role": if index % 2 == 0 { "user" } else { "assistant" }, "content": words})).collect();
+    let input = RenderInput { messages: &messages, tools: None, add_generation_prompt: true, extra: &Map::new() };
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let template = compile(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        if let Err(TemplateError::Render(message)) = template.render(&input) {
+            assert!(!message.contains("come to an end"), "{}", path.display());
+        }
+    }
 }

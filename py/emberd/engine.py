@@ -1,0 +1,108 @@
+"""What an engine is: the protocol that the loop drives, and the little that every engine needs to keep it.
+
+Says nothing of how tokens are made, and imports nothing that an engine needs: reading this module costs no model
+library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+if TYPE_CHECKING:
+    from emberd._core import Admit, Cancel, Capabilities, Sampling, Settings
+
+    Order = Admit | Cancel
+    """One thing the other side asks for; an `Admit` has a `prompt`, a `Cancel` has not."""
+
+Step = tuple[int, list[int], str | None]
+"""What one forward pass made for one request: its id, the new token ids in order, and the finish if it ended."""
+
+Fail = Callable[[int, str], None]
+"""Ends one request with an error: the port's `fail`, for faults that an engine can lay to a single sequence."""
+
+
+class EngineError(Exception):
+    """What the user can mend, such as a folder that holds no model; its text is one line with a hint in it."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"{what}; hint: {hint}")
+
+
+class Engine(Protocol):
+    """A loaded model. One thread makes every call, from `load` to `close`."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the model can do; constant."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do."""
+
+    def take(self, order: Order) -> None:
+        """Accepts an order. Cheap: the work is done in `step`."""
+
+    def step(self) -> list[Step]:
+        """Runs one forward pass and returns what it made, perhaps nothing (a prefill chunk). Raises when it fails."""
+
+    def drop(self, gone: Iterable[int]) -> None:
+        """Forgets requests whose reader has left and frees what they held; an id it does not know is ignored."""
+
+    def close(self) -> None:
+        """Frees the model, whatever is in flight. No call follows."""
+
+
+class EngineModule(Protocol):
+    """What the module of an engine offers."""
+
+    def load(self, folder: str, settings: Settings, fail: Fail) -> Engine:
+        """Loads the model in `folder`. Raises `EngineError` when the folder or the settings do not allow it."""
+
+
+def is_admit(order: Order) -> TypeGuard[Admit]:
+    """Tells an `Admit` from a `Cancel` without importing either; reading `prompt` would copy it."""
+    return hasattr(order, "max_tokens")
+
+
+class Request:
+    """One request inside an engine: what was asked, and how far its answer has come."""
+
+    __slots__ = ("done", "id", "made", "max_tokens", "prompt", "sampling")
+
+    def __init__(self, order: Admit) -> None:
+        self.id: int = order.id
+        self.prompt: list[int] = order.prompt
+        self.max_tokens: int = order.max_tokens
+        self.sampling: Sampling | None = order.sampling
+        self.done = 0
+        """Prompt tokens that have been through the model."""
+        self.made = 0
+        """Tokens of the answer."""
+
+    def finish(self, token: int, eos_ids: frozenset[int]) -> str | None:
+        """Counts one new token and says whether the answer ends with it, and how."""
+        self.made += 1
+        if token in eos_ids:
+            return "stop"
+        return "length" if self.made >= self.max_tokens else None
+
+
+def eos_ids(*configs: dict[str, Any]) -> list[int]:
+    """`eos_token_id` of the first config that has one: an integer or a list of them, as Hugging Face writes it."""
+    for config in configs:
+        value = config.get("eos_token_id")
+        if isinstance(value, int):
+            return [value]
+        if isinstance(value, list):
+            return [int(each) for each in value]
+    return []
+
+
+def at_least_one(name: str, value: int | None, default: int) -> int:
+    """A setting, or its default where the user has none. Raises `EngineError` when it is below 1."""
+    if value is None:
+        return default
+    if value < 1:
+        raise EngineError(f"{name} is {value}", f"give {name} a value of 1 or more, or leave it out for {default}")
+    return value

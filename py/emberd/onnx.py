@@ -1,0 +1,191 @@
+"""The engine over onnxruntime: continuous batching of greedy and sampled requests on a CPU.
+
+Decides what each step runs: a chunk of somebody's prompt, or one token for every running answer; the two take turns,
+so that a long prompt holds nobody up for longer than a chunk. How a pass is run is in `rows`, what a folder holds in
+`session`, how a token is drawn in `sampling`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from emberd._core import Capabilities
+from emberd.engine import EngineError, Fail, Request, Step, is_admit
+from emberd.rows import Rows
+from emberd.session import Model, give_back
+
+if TYPE_CHECKING:
+    from emberd._core import Settings
+    from emberd.engine import Order
+
+PREFILL_CHUNK = 128
+"""Prompt tokens in one step while answers are running or waiting to be cancelled."""
+
+
+class OnnxEngine:
+    """Requests wait in arrival order, are read one at a time, and then decode together.
+
+    The running answers are in the rows `0..len(running)`, without a gap, because a pass reads rows that lie side by
+    side. The prompt that is being read sits in a row above them.
+    """
+
+    def __init__(self, model: Model, fail: Fail, prefill_chunk: int = PREFILL_CHUNK) -> None:
+        self.capabilities = Capabilities(
+            context_length=model.context_length,
+            max_batch=model.max_batch,
+            vocab_size=model.vocab_size,
+            eos_ids=model.eos_ids,
+        )
+        self._eos = frozenset(model.eos_ids)
+        self._max_batch = model.max_batch
+        self._chunk = min(prefill_chunk, model.context_length)
+        self._fail = fail
+        self._rows = Rows(model, self._chunk)
+        self._waiting: deque[Request] = deque()
+        self._reading: Request | None = None
+        self._reading_row = 0
+        self._running: list[Request] = []
+        self._decoded_last = True
+        self._warm_up()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is in flight."""
+        return bool(self._running or self._waiting) or self._reading is not None
+
+    def take(self, order: Order) -> None:
+        """Queues a request, or forgets one."""
+        if is_admit(order):
+            self._waiting.append(Request(order))
+        else:
+            self.drop((order.id,))
+
+    def step(self) -> list[Step]:
+        """One chunk of prompts or one token for every running answer, in turn where there are both."""
+        prompts = self._reading is not None or (self._waiting and len(self._running) < self._max_batch)
+        if prompts and (self._decoded_last or not self._running):
+            self._decoded_last = False
+            return self._prefill()
+        self._decoded_last = True
+        return self._decode() if self._running else []
+
+    def drop(self, gone: Iterable[int]) -> None:
+        """Forgets requests and frees their rows."""
+        ids = set(gone)
+        if not ids:
+            return
+        self._waiting = deque(each for each in self._waiting if each.id not in ids)
+        if self._reading is not None and self._reading.id in ids:
+            self._reading = None
+            self._rows.release(self._reading_row)
+        self._leave([row for row, each in enumerate(self._running) if each.id in ids])
+
+    def close(self) -> None:
+        """Frees the session, the buffers and everything in flight."""
+        del self._rows
+        self._waiting.clear()
+        self._running.clear()
+        self._reading = None
+        give_back()
+
+    def _prefill(self) -> list[Step]:
+        """Reads up to a chunk of prompt tokens: more of one prompt and, where they fit, the whole of the next ones."""
+        steps: list[Step] = []
+        budget = self._chunk
+        while budget > 0:
+            request = self._reading
+            if request is None:
+                if not self._waiting or len(self._running) >= self._max_batch:
+                    break
+                # A prompt is not split just to fill a chunk up: two short passes cost more than one.
+                if budget < self._chunk and len(self._waiting[0].prompt) > budget:
+                    break
+                request = self._reading = self._waiting.popleft()
+                self._reading_row = len(self._running)
+            count = min(budget, len(request.prompt) - request.done)
+            budget -= count
+            try:
+                step = self._read(request, count)
+            except Exception as fault:  # alone in its pass, so alone at fault: the others go on
+                self._reading = None
+                self._rows.release(self._reading_row)
+                self._fail(request.id, f"the prompt cannot be read: {fault}")
+                continue
+            if step is not None:
+                steps.append(step)
+        return steps
+
+    def _read(self, request: Request, count: int) -> Step | None:
+        """Reads the next `count` tokens of a prompt; at its end, its first token."""
+        rows, row = self._rows, self._reading_row
+        rows.extend(row, request.prompt[request.done : request.done + count])
+        request.done += count
+        if request.done < len(request.prompt):
+            return None
+        token = rows.draw(row, request.sampling, request.made)
+        finish = request.finish(token, self._eos)
+        self._reading = None
+        if finish is not None:
+            rows.release(row)
+        else:
+            rows.feed(row, token)
+            place = len(self._running)
+            if place != row:
+                rows.move(row, place)
+            self._running.append(request)
+        return (request.id, [token], finish)
+
+    def _decode(self) -> list[Step]:
+        """One token for every running answer, all in one pass."""
+        running, rows, eos = self._running, self._rows, self._eos
+        rows.decode(len(running))
+        steps: list[Step] = []
+        ended: list[int] = []
+        tokens = rows.greedy(len(running))
+        rows.feed_greedy(len(running))
+        for row, request in enumerate(running):
+            token = tokens[row]
+            if request.sampling is not None:
+                try:
+                    token = rows.draw(row, request.sampling, request.made)
+                except ValueError as fault:  # the row's own logits: no fault of the others
+                    ended.append(row)
+                    self._fail(request.id, f"no token can be drawn: {fault}")
+                    continue
+                rows.feed(row, token)
+            finish = request.finish(token, eos)
+            steps.append((request.id, [token], finish))
+            if finish is not None:
+                ended.append(row)
+        self._leave(ended)
+        return steps
+
+    def _leave(self, ended: list[int]) -> None:
+        """Empties rows (ascending) and closes the gaps with the highest ones."""
+        for row in reversed(ended):
+            self._rows.release(row)
+            last = len(self._running) - 1
+            if row != last:
+                self._rows.move(last, row)
+                self._running[row] = self._running[last]
+            self._running.pop()
+
+    def _warm_up(self) -> None:
+        """Runs each kind of pass once, so that a graph of another layout shows here and no request waits for it."""
+        try:
+            self._rows.extend(0, [0])
+            self._rows.decode(1)
+        except Exception as error:  # onnxruntime raises a different private type for each way a graph can be wrong
+            text = " ".join(str(error).split())
+            raise EngineError(
+                f"the graph cannot run with shared key and value buffers: {text}",
+                "import the model with `emberd models pull`, or give the path of a .gguf file",
+            ) from error
+        self._rows.release(0)
+
+
+def load(folder: str, settings: Settings, fail: Fail) -> OnnxEngine:
+    """Opens the model in `folder`. Raises `EngineError` when it is not a folder this engine can run."""
+    return OnnxEngine(Model(folder, settings), fail)

@@ -1,0 +1,164 @@
+"""The rows of an ONNX batch: the arrays that a forward pass reads and writes, bound once and changed in place.
+
+A row holds one sequence: its keys and values, its mask, its next token and the last logits. There are two passes:
+`extend` reads prompt tokens into one row, `decode` advances the first rows by one token each. Nothing is allocated or
+bound during either, once a shape has been seen: what Python does besides the run itself is a few array writes. Which
+request sits in which row, and when, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from emberd.kv import KvCache
+from emberd.sampling import draw, uniform
+
+if TYPE_CHECKING:
+    from emberd._core import Sampling
+    from emberd.session import Model
+
+_CANDIDATES = 256
+"""How many of the highest logits are sorted here for a graph that does not sort them itself."""
+
+
+class _Binding:
+    """A session with all inputs and outputs bound to arrays; keeps the arrays alive."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self._values: dict[str, ort.OrtValue] = {}
+
+    def read(self, name: str, array: NDArray[np.generic]) -> None:
+        """Binds an input; `array` must be contiguous, and is read in place."""
+        value = self._values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_input(name, value)
+
+    def write(self, name: str, array: NDArray[np.generic]) -> None:
+        """Binds an output; `array` must be contiguous, and is written in place."""
+        value = self._values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_output(name, value)
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._binding)
+
+
+class Rows:
+    """`model.max_batch` rows. A row is empty until `extend`, and again after `release`."""
+
+    def __init__(self, model: Model, longest: int) -> None:
+        """`longest` is the most tokens that one `extend` is given."""
+        self._model = model
+        rows = model.max_batch
+        self._kv = KvCache(model.layers, rows, model.context_length)
+        self._lengths = np.zeros(rows, np.int64)
+        self._mask = np.zeros((rows, model.context_length), np.int64)
+        self._next = np.zeros((rows, 1), np.int64)
+        self._chunk = np.zeros((1, longest), np.int64)
+        self._argmax = np.zeros(rows, np.int64)
+        self._values = np.zeros((rows, model.candidates), model.logits_type)
+        self._indices = np.zeros((rows, model.candidates), np.int64)
+        self._logits = np.zeros((rows, 1, model.vocab_size), model.logits_type)
+        self._numbers = np.arange(rows)
+        self._scratch = np.zeros(model.vocab_size, np.float32)
+        self._extends: list[_Binding | None] = [None] * rows
+        self._decodes: list[_Binding | None] = [None] * (rows + 1)
+
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        """Runs `tokens` through the model after what the row holds already."""
+        count = len(tokens)
+        start = int(self._lengths[row])
+        self._chunk[0, :count] = tokens
+        binding = self._extends[row]
+        if binding is None:
+            binding = self._extends[row] = self._bind(row, row + 1)
+        binding.read("input_ids", self._chunk[:, :count])
+        self._mask[row, start : start + count] = 1
+        self._lengths[row] = start + count
+        binding.run()
+        self._complete(row, row + 1)
+
+    def decode(self, count: int) -> None:
+        """Runs the next token of each of the rows `0..count`, all in one pass."""
+        binding = self._decodes[count]
+        if binding is None:
+            binding = self._decodes[count] = self._bind(0, count)
+            binding.read("input_ids", self._next[:count])
+        self._mask[self._numbers[:count], self._lengths[:count]] = 1
+        self._lengths[:count] += 1
+        binding.run()
+        self._complete(0, count)
+
+    def greedy(self, count: int) -> list[int]:
+        """The likeliest token of each of the rows `0..count` after a pass."""
+        tokens: list[int] = self._argmax[:count].tolist()
+        return tokens
+
+    def draw(self, row: int, sampling: Sampling | None, n: int) -> int:
+        """The `n`-th token of an answer, from the row's logits after a pass. Raises `ValueError` when they are NaN."""
+        if sampling is None:
+            return int(self._argmax[row])
+        logits = self._logits[row, 0]
+        if self._model.candidates:
+            values, indices = self._values[row], self._indices[row]
+        else:
+            values, indices = _highest(logits)
+        return draw(values, indices, logits, sampling, uniform(sampling.seed, n), self._scratch)
+
+    def feed(self, row: int, token: int) -> None:
+        """Sets the token that the row reads in the next `decode`."""
+        self._next[row, 0] = token
+
+    def feed_greedy(self, count: int) -> None:
+        """Lets each of the rows `0..count` read its likeliest token in the next `decode`."""
+        self._next[:count, 0] = self._argmax[:count]
+
+    def move(self, source: int, target: int) -> None:
+        """Moves a sequence into another row, which must be empty, and empties its own."""
+        length = int(self._lengths[source])
+        self._kv.move(source, target, length)
+        self._mask[target, :length] = 1
+        self._lengths[target] = length
+        self._next[target] = self._next[source]
+        self.release(source)
+
+    def release(self, row: int) -> None:
+        """Empties a row and gives its memory back."""
+        self._mask[row, : self._lengths[row]] = 0
+        self._lengths[row] = 0
+        self._kv.release(row)
+
+    def _bind(self, first: int, end: int) -> _Binding:
+        """Everything but `input_ids`, bound to the rows `first..end`."""
+        model = self._model
+        binding = _Binding(model.session)
+        binding.read("attention_mask", self._mask[first:end])
+        for layer, rows in zip(model.layers, self._kv.rows(first, end), strict=True):
+            binding.read(layer.past, rows)
+            binding.write(layer.present, rows)
+        # The graph makes all of these whether they are bound or not. Bound, they are written here once and not copied.
+        binding.write("logits", self._logits[first:end])
+        if model.has_argmax:
+            binding.write("argmax", self._argmax[first:end])
+        if model.candidates:
+            binding.write("topk_values", self._values[first:end])
+            binding.write("topk_indices", self._indices[first:end])
+        return binding
+
+    def _complete(self, first: int, end: int) -> None:
+        """Makes the argmax that the graph does not make."""
+        if not self._model.has_argmax:
+            self._argmax[first:end] = self._logits[first:end, 0].argmax(axis=-1)
+
+
+def _highest(logits: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
+    """The highest logits in descending order and their token ids."""
+    count = min(_CANDIDATES, len(logits))
+    found = np.argpartition(-logits, count - 1)[:count]
+    found = found[np.lexsort((found, -logits[found]))]
+    return logits[found], found

@@ -1,0 +1,79 @@
+//! `emberd serve`: brings the model up, opens the HTTP door, and says how to use it.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::Serve;
+use crate::error::Result;
+use crate::http::{Listener, Options};
+use crate::listen::Http;
+use crate::models::{Hosted, Models};
+use crate::shelf::Display;
+use crate::http;
+use crate::shutdown::Stop;
+
+/// Serves until a signal ends it; the exit code is 0, since a server that was told to stop and did has done what it should.
+pub async fn run(serve: &Serve, listeners: Http, models: Models, stop: Stop) -> Result<u8> {
+    let options = Options {
+        max_body: serve.max_body,
+        allowed_hosts: serve.allowed_hosts.clone(),
+        grace: Duration::from_secs(serve.grace),
+        ..Options::default()
+    };
+    let address = listeners.tcp.local_addr().map(|address| address.to_string()).unwrap_or_default();
+    let path = listeners.unix.as_ref().map(|(_, seat)| seat.path().display().to_string());
+    tracing::info!(address, path, "listening");
+    let mut open = vec![Listener::Tcp(listeners.tcp)];
+    // The seat outlives the door: dropping it removes the socket's name.
+    let (unix, _seat) = listeners.unix.unzip();
+    open.extend(unix.map(Listener::Unix));
+    let announce = tokio::spawn(announce(Arc::clone(models.default_model()), serve.lazy, address, path));
+    http::serve(open, models.clone(), options, async move { _ = stop.stopped().await }).await;
+    announce.abort();
+    models.close();
+    Ok(0)
+}
+
+/// Loads the default model, with its progress on the terminal, and then says that the server is ready.
+async fn announce(model: Arc<Hosted>, lazy: bool, address: String, path: Option<String>) {
+    if !lazy {
+        let display = Display::new();
+        let mut loading = model.load();
+        let ready = loading.model();
+        tokio::pin!(ready);
+        let outcome = loop {
+            tokio::select! {
+                biased;
+                Ok(news) = loading.news.recv() => display.show(&news),
+                outcome = &mut ready => break outcome,
+            }
+        };
+        if let Err(error) = outcome {
+            // The door stays open: the next request tries again, and hears why if that fails as well.
+            tracing::error!("{error}");
+            return;
+        }
+    }
+    say(&hello(model.id(), &address, path.as_deref()));
+}
+
+fn hello(model: &str, address: &str, path: Option<&str>) -> String {
+    let mut text = format!("emberd is ready at http://{address}/v1");
+    if let Some(path) = path {
+        let _ = write!(text, " and on {path}");
+    }
+    let _ = write!(
+        text,
+        "\n\n  curl -N http://{address}/v1/responses -H 'content-type: application/json' \\\n    \
+         -d '{{\"model\":\"{model}\",\"input\":\"What is the capital of France?\",\"stream\":true}}'\n\n  \
+         emberd chat --url http://{address} 'What is the capital of France?'"
+    );
+    text
+}
+
+/// The ready line is this command's output: scripts wait for it.
+#[allow(clippy::print_stdout)]
+fn say(text: &str) {
+    println!("{text}");
+}

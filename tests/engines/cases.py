@@ -1,0 +1,62 @@
+"""The engines that the common suite runs over, and how a test drives one of them through the strict port."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tiny
+from emberd import loop
+from fakeport import Admit, FakePort, Launch, Sampling, Settings
+
+
+def _echo_folder(folder: Path, eos: list[int]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"max_position_embeddings": 1024, "vocab_size": tiny.VOCAB, "eos_token_id": eos}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _plain_folder(folder: Path, eos: list[int]) -> Path:
+    return tiny.build(folder, eos=eos, heads_in_graph=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine of the suite. `long` is a prompt length that takes several prefill steps."""
+
+    name: str
+    engine: str
+    build: Callable[[Path, list[int]], Path]
+    long: int
+    folder: Path = Path()
+
+    def run(self, port: FakePort, **settings: int) -> FakePort:
+        """Serves `port` with this engine until it is closed, and checks that the contract was kept."""
+        loop.run(Launch(self.engine, str(self.folder), Settings(**settings), port))
+        assert port.violations == []
+        return port
+
+    def single(self, prompt: list[int], max_tokens: int, sampling: Sampling | None = None) -> list[int]:
+        """The answer to one request that has the engine to itself."""
+        port = self.run(FakePort().at(0, Admit(1, prompt, max_tokens, sampling)))
+        assert port.reason is None
+        return port.answers[1]
+
+    def with_eos(self, folder: Path, eos: list[int]) -> Case:
+        """The same engine on a folder with other eos ids."""
+        return replace(self, folder=self.build(folder, eos))
+
+
+CASES = [
+    Case("echo", "echo", _echo_folder, long=900),
+    Case("onnx", "onnx", lambda folder, eos: tiny.build(folder, eos=eos), long=230),
+    Case("onnx-logits-only", "onnx", _plain_folder, long=230),
+]
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Token ids above the tiny model's eos id, the same for the same seed."""
+    return [8 + (seed * 7919 + i * i * 31 + i * 17) % (tiny.VOCAB - 8) for i in range(length)]

@@ -1,0 +1,36 @@
+"""Lets the engines run where the extension module is not built: plain Python classes stand in for its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fakeport
+
+if importlib.util.find_spec("emberd._core") is None:
+    sys.modules["emberd._core"] = fakeport
+
+from cases import CASES, Case
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model folder without eos ids for each engine, built once."""
+    root = tmp_path_factory.mktemp("models")
+    return {case.name: case.build(root / case.name, []) for case in CASES}
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Case:
+    """Each engine in turn."""
+    return replace(request.param, folder=folders[request.param.name])
+
+
+@pytest.fixture
+def onnx_case(folders: dict[str, Path]) -> Case:
+    """The ONNX engine on the tiny model."""
+    return replace(CASES[1], folder=folders["onnx"])

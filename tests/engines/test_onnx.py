@@ -1,0 +1,255 @@
+"""What only the ONNX engine has: rows, chunks, shared buffers, faults of one sequence, and folders it cannot run."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import tiny
+from cases import Case, prompt
+from emberd import loop
+from emberd.kv import KvCache, Layer
+from emberd.onnx import OnnxEngine
+from emberd.rows import Rows
+from emberd.session import Model, physical_cores
+from fakeport import Admit, Cancel, FakePort, Launch, Sampling, Settings
+
+
+def serve(case: Case, port: FakePort, chunk: int) -> FakePort:
+    """Serves with a prefill chunk of the test's choice."""
+
+    def fail(id: int, message: str) -> None:
+        port.fail(id, message)
+
+    engine = OnnxEngine(Model(str(case.folder), Settings()), fail, prefill_chunk=chunk)
+    loop.serve(engine, port)
+    engine.close()
+    return port
+
+
+def refusal(folder: Path) -> str:
+    """The first line that a reader gets when the folder is loaded."""
+    port = FakePort()
+    loop.run(Launch("onnx", str(folder), Settings(), port))
+    assert port.reason is not None and "hint:" in port.reason
+    return port.reason.splitlines()[0]
+
+
+def test_a_graph_that_gives_only_logits_answers_like_one_that_sorts_them(
+    onnx_case: Case, folders: dict[str, Path]
+) -> None:
+    from dataclasses import replace
+
+    plain = replace(onnx_case, folder=folders["onnx-logits-only"])
+    for sampling in (None, Sampling(1.2, top_p=0.9, seed=3), Sampling(1.0, top_k=20, seed=4), Sampling(3.0, seed=5)):
+        assert plain.single(prompt(5, 20), 25, sampling) == onnx_case.single(prompt(5, 20), 25, sampling)
+
+
+def test_other_seeds_give_other_answers(onnx_case: Case) -> None:
+    answers = {tuple(onnx_case.single(prompt(4, 9), 12, Sampling(temperature=1.5, seed=seed))) for seed in range(8)}
+    assert len(answers) == 8
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100_000])
+def test_the_chunk_size_does_not_change_an_answer(onnx_case: Case, chunk: int) -> None:
+    port = FakePort().at(0, Admit(1, prompt(1, 130), 20), Admit(2, prompt(2, 61), 20)).at(9, Admit(3, prompt(3, 8), 9))
+    serve(onnx_case, port, chunk)
+    for id, length, limit in ((1, 130, 20), (2, 61, 20), (3, 8, 9)):
+        assert port.answers[id] == onnx_case.single(prompt(id, length), limit)
+
+
+def test_short_prompts_share_a_step_and_a_long_one_is_not_split_to_fill_it(onnx_case: Case) -> None:
+    port = FakePort().at(0, *(Admit(id, prompt(id, 20), 3) for id in range(1, 5)))
+    serve(onnx_case, port, 50)
+    assert [step[0] for step in port.pushes[0]] == [1, 2]
+    first_of_third = next(n for n, steps in enumerate(port.pushes) if any(step[0] == 3 for step in steps))
+    assert [step[0] for step in port.pushes[first_of_third]] == [3, 4]
+
+
+def test_a_step_is_one_chunk_or_one_token_for_all_in_turn(onnx_case: Case) -> None:
+    port = FakePort().at(0, Admit(1, prompt(1, 4), 30)).at(3, Admit(2, prompt(2, 160), 2))
+    serve(onnx_case, port, 16)
+    kinds = ["decode" if any(step[0] == 1 for step in steps) else "chunk" for steps in port.pushes[3:21]]
+    assert kinds == ["chunk", "decode"] * 9
+
+
+def test_a_prompt_that_cannot_be_read_fails_alone(onnx_case: Case) -> None:
+    port = FakePort().at(0, Admit(1, prompt(1, 5), 20)).at(4, Admit(2, [8, tiny.VOCAB + 1000, 9], 20))
+    port.at(5, Admit(3, prompt(3, 5), 20))
+    onnx_case.run(port)
+    assert port.reason is None
+    assert list(port.failures) == [2]
+    assert port.failures[2].startswith("the prompt cannot be read: ")
+    for id in (1, 3):
+        assert port.answers[id] == onnx_case.single(prompt(id, 5), 20)
+
+
+def test_logits_that_are_no_numbers_fail_their_request_alone(onnx_case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Rows.draw
+
+    def draw(self: Rows, row: int, sampling: Sampling | None, n: int) -> int:
+        if sampling is not None and sampling.seed == 13 and n == 4:
+            self._logits[row] = self._values[row] = np.nan
+        return real(self, row, sampling, n)
+
+    monkeypatch.setattr(Rows, "draw", draw)
+    port = FakePort().at(0, *(Admit(id, prompt(id, 5), 12, Sampling(seed=10 + id)) for id in range(1, 6)))
+    onnx_case.run(port)
+    assert port.failures == {3: "no token can be drawn: the highest logit is nan"}
+    assert len(port.answers[3]) == 4
+    monkeypatch.undo()
+    for id in (1, 2, 4, 5):
+        assert port.answers[id] == onnx_case.single(prompt(id, 5), 12, Sampling(seed=10 + id))
+
+
+def test_a_pass_over_the_batch_that_fails_is_the_engines_failure(
+    onnx_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = Rows.decode, iter(range(1000))
+
+    def decode(self: Rows, count: int) -> None:
+        if next(calls) == 3:
+            raise MemoryError("no room for the pass")
+        real(self, count)
+
+    monkeypatch.setattr(Rows, "decode", decode)
+    port = FakePort().at(0, Admit(1, prompt(1, 5), 20), Admit(2, prompt(2, 5), 20))
+    onnx_case.run(port)
+    assert port.reason is not None
+    assert port.reason.startswith("the onnx engine failed: MemoryError: no room for the pass\n")
+    assert port.finishes == {} and port.failures == {}
+
+
+def test_rows_close_up_when_sequences_leave_in_any_order(onnx_case: Case) -> None:
+    for order in ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [3, 1, 5, 2, 4]):
+        port = FakePort().at(0, *(Admit(id, prompt(id, 3 * id), 60) for id in range(1, 7)))
+        for place, id in enumerate(order):
+            port.at(10 + 2 * place, Cancel(id))
+        onnx_case.run(port)
+        assert port.answers[6] == onnx_case.single(prompt(6, 18), 60)
+        for place, id in enumerate(order):
+            cut = port.answers[id]
+            assert 9 + 2 * place <= len(cut) + 1 <= 12 + 2 * place
+            assert cut == onnx_case.single(prompt(id, 3 * id), 60)[: len(cut)]
+
+
+def test_a_prompt_in_prefill_is_not_disturbed_when_running_answers_leave(onnx_case: Case) -> None:
+    port = FakePort().at(0, *(Admit(id, prompt(id, 4), 60) for id in range(1, 5)))
+    port.at(5, Admit(9, prompt(9, 150), 20)).at(9, Cancel(1)).at(11, Cancel(4), Cancel(2))
+    serve(onnx_case, port, 16)
+    assert port.answers[9] == onnx_case.single(prompt(9, 150), 20)
+    assert port.answers[3] == onnx_case.single(prompt(3, 4), 60)
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "config.json"])
+def test_a_missing_file_is_named(file: str, tmp_path: Path) -> None:
+    (tiny.build(tmp_path) / file).unlink()
+    assert f"holds no {file}" in refusal(tmp_path)
+
+
+def test_a_damaged_graph_is_named(tmp_path: Path) -> None:
+    graph = tiny.build(tmp_path) / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:5000])
+    assert f"{graph} cannot be loaded" in refusal(tmp_path)
+
+
+def test_a_config_without_a_context_length_is_refused(tmp_path: Path) -> None:
+    (tiny.build(tmp_path) / "config.json").write_text(json.dumps({"vocab_size": tiny.VOCAB}))
+    assert "max_position_embeddings" in refusal(tmp_path)
+
+
+def test_a_graph_with_other_inputs_is_told_what_was_expected(tmp_path: Path) -> None:
+    folder = tiny.build(tmp_path)
+    model = tiny.graph()
+    model.graph.input.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "sequence"]))
+    onnx.save(model, str(folder / "model.onnx"))
+    reason = refusal(folder)
+    assert "position_ids" in reason and "past_key_values.N.key/value" in reason
+
+
+def test_a_graph_without_a_cache_is_told_what_was_expected(tmp_path: Path) -> None:
+    folder = tiny.build(tmp_path)
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
+    out = helper.make_tensor_value_info("logits", TensorProto.INT64, ["batch", "sequence"])
+    body = helper.make_graph([helper.make_node("Identity", ["input_ids"], ["logits"])], "none", [ids], [out])
+    onnx.save(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)]), str(folder / "model.onnx"))
+    assert "expected input_ids, attention_mask and past_key_values.N.key/value" in refusal(folder)
+
+
+def test_a_graph_that_concatenates_its_cache_is_refused_at_load(tmp_path: Path) -> None:
+    """Same names, another layout: its present is longer than its past and cannot be written into the same memory."""
+    folder = tiny.build(tmp_path)
+    cache = ["batch", 1, "length", 4]
+    value = helper.make_tensor_value_info
+    node = helper.make_node
+    nodes = [
+        node("Cast", ["input_ids"], ["ids"], to=TensorProto.FLOAT),
+        node("Reshape", ["ids", "one_token"], ["thin"]),
+        node("Expand", ["thin", "token"], ["new"]),
+        node("Concat", ["past_key_values.0.key", "new"], ["present.0.key"], axis=2),
+        node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        node("Slice", ["mask", "zero", "one", "one"], ["first"]),
+        node("Unsqueeze", ["first", "one"], ["row"]),
+        node("Expand", ["row", "vocab"], ["logits"]),
+    ]
+    shapes = {"one_token": [-1, 1, 1, 1], "token": [1, 1, 1, 4], "vocab": [1, 1, tiny.VOCAB], "zero": [0], "one": [1]}
+    constants = [helper.make_tensor(name, TensorProto.INT64, [len(each)], each) for name, each in shapes.items()]
+    inputs = [
+        value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
+        value("attention_mask", TensorProto.INT64, ["batch", "total"]),
+        value("past_key_values.0.key", TensorProto.FLOAT, cache),
+    ]
+    outputs = [
+        value("logits", TensorProto.FLOAT, ["batch", 1, tiny.VOCAB]),
+        value("present.0.key", TensorProto.FLOAT, ["batch", 1, "total", 4]),
+    ]
+    body = helper.make_graph(nodes, "concat", inputs, outputs, initializer=constants)
+    onnx.save(
+        helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(folder / "model.onnx")
+    )
+    assert "cannot run with shared key and value buffers" in refusal(folder)
+
+
+def test_threads_below_one_are_refused(onnx_case: Case) -> None:
+    port = onnx_case.run(FakePort(), threads=0)
+    assert port.reason is not None and port.reason.startswith("threads is 0; hint:")
+
+
+def test_the_default_thread_count_is_one_a_core() -> None:
+    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.fixture
+def cache() -> KvCache:
+    """4 GiB of address space: 8 layers, 16 rows, 8,192 tokens of 2 KiB."""
+    layer = Layer("past", "present", heads=8, width=64, dtype="float32")
+    return KvCache([layer] * 16, rows=16, context_length=8192)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own figure of resident memory")
+def test_the_cache_takes_memory_only_for_tokens_in_use_and_gives_it_back(cache: KvCache) -> None:
+    token = 16 * 8 * 64 * 4
+    before = resident()
+    for buffer in cache.buffers:
+        buffer[3, :, :512] = 1.0
+    used = resident() - before
+    assert 0.9 * 512 * token < used < 1.3 * 512 * token
+    cache.move(3, 0, 512)
+    cache.release(3)
+    assert resident() - before < 1.3 * 512 * token
+    assert all(buffer[0, :, :512].min() == 1.0 and buffer[3].max() == 0.0 for buffer in cache.buffers[:1])
+    cache.release(0)
+    cache.release(3)
+    assert resident() - before < 0.1 * 512 * token
