@@ -1,1 +1,3 @@
 //! emberd.
+
+pub mod models;
