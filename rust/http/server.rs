@@ -2,7 +2,6 @@
 //!
 //! What a request asks for is not looked at here.
 
-use std::borrow::Borrow;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -44,7 +43,7 @@ pub enum Listener {
     Tcp(TcpListener),
     /// On a path: whoever can open it may speak, whatever host the request names.
     #[cfg(unix)]
-    Unix(Box<dyn Borrow<UnixListener> + Send + Sync>),
+    Unix(UnixListener),
 }
 
 /// How far the server is.
@@ -180,7 +179,7 @@ async fn one(listener: &Listener) -> io::Result<Stream> {
             Ok(Stream::Tcp(stream, local))
         }
         #[cfg(unix)]
-        Listener::Unix(listener) => Ok(Stream::Unix((**listener).borrow().accept().await?.0)),
+        Listener::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),
     }
 }
 

@@ -15,8 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Code, Error, Result};
 use crate::models::catalog::{KNOWN, Known, Source, Wheel};
 use crate::models::folder::{self, hex};
-use crate::models::gguf::GgufError;
-use crate::models::import::{Form, import_gguf};
+use crate::models::import::{Form, ImportError, import_gguf};
 use crate::models::pip;
 use crate::models::progress::{Progress, Sink, Stage, Throttle};
 
@@ -296,8 +295,8 @@ fn size(folder: &Path) -> u64 {
     fs::read_dir(folder).map_or(0, |entries| entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum())
 }
 
-fn import_failed(gguf: &Path, error: &GgufError) -> Error {
-    Error::new(Code::ModelLoadFailed, format!("could not import {}: {error}", gguf.display()))
+fn import_failed(gguf: &Path, error: &ImportError) -> Error {
+    Error::parse(Code::ModelLoadFailed, &format!("could not import {}: {error}", gguf.display()))
 }
 
 /// A name for the import of a user's GGUF file that changes with the file: its own name and a hash of where it is, its size and its time.

@@ -85,7 +85,7 @@ async fn a_unix_socket_serves_whoever_can_open_it() {
     let path = folder.path().join("door");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
     let (models, _launches) = models(8);
-    tokio::spawn(serve(vec![Listener::Unix(Box::new(listener))], models, Options::default(), std::future::pending()));
+    tokio::spawn(serve(vec![Listener::Unix(listener)], models, Options::default(), std::future::pending()));
     let mut client = Client::over(tokio::net::UnixStream::connect(&path).await.unwrap()).await;
     let request = hyper::Request::builder().uri("/v1/models").header("host", "anything.example").body(Full::default()).unwrap();
     assert_eq!(client.send(request).await.status, 200);
