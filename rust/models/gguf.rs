@@ -27,19 +27,25 @@ pub enum GgufError {
         source: std::io::Error,
     },
     /// The file does not start with `GGUF`.
-    #[error("not a gguf file: it starts with {found:02x?}\nhint: give a file that ends in .gguf; a git-lfs pointer or an html page is not one")]
+    #[error(
+        "not a gguf file: it starts with {found:02x?}\nhint: give a file that ends in .gguf; a git-lfs pointer or an html page is not one"
+    )]
     Magic {
         /// The first bytes, at most four.
         found: Vec<u8>,
     },
     /// A version other than 2 and 3, or a big-endian file.
-    #[error("gguf version {version} is not supported\nhint: versions 2 and 3 (little-endian) are; convert the model anew")]
+    #[error(
+        "gguf version {version} is not supported\nhint: versions 2 and 3 (little-endian) are; convert the model anew"
+    )]
     Version {
         /// The version field.
         version: u32,
     },
     /// The file ends before something that its own tables announce.
-    #[error("the gguf file is truncated: {what} needs {needed} bytes at offset {offset}, the file has {size}\nhint: download it again")]
+    #[error(
+        "the gguf file is truncated: {what} needs {needed} bytes at offset {offset}, the file has {size}\nhint: download it again"
+    )]
     Truncated {
         /// What was being read.
         what: String,
@@ -54,7 +60,9 @@ pub enum GgufError {
     #[error("the gguf file is damaged: {0}\nhint: download it again and compare its sha256")]
     Damaged(String),
     /// A metadata key that is needed and is not there, or has another type.
-    #[error("the gguf file has no usable metadata key {key}\nhint: it should be {expected}; convert the model anew")]
+    #[error(
+        "the gguf file has no usable metadata key {key}\nhint: it should be {expected}; convert the model anew"
+    )]
     Key {
         /// The key.
         key: String,
@@ -62,7 +70,9 @@ pub enum GgufError {
         expected: &'static str,
     },
     /// A tensor that is needed and is not there.
-    #[error("the gguf file has no tensor {0}\nhint: it may be one part of a split model; join the parts first")]
+    #[error(
+        "the gguf file has no tensor {0}\nhint: it may be one part of a split model; join the parts first"
+    )]
     Tensor(String),
 }
 
@@ -104,9 +114,9 @@ pub enum Kind {
 
 /// Names of ggml's tensor types by number; gaps are numbers that were retired.
 const KIND_NAMES: [&str; 31] = [
-    "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
-    "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32",
-    "I64", "F64", "IQ1_M", "BF16",
+    "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K",
+    "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
+    "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64", "IQ1_M", "BF16",
 ];
 
 impl Kind {
@@ -190,7 +200,10 @@ impl Gguf {
     /// # Errors
     /// See [`GgufError`]: not readable, not GGUF, another version, truncated, damaged.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let io = |source| GgufError::Io { path: path.to_owned(), source };
+        let io = |source| GgufError::Io {
+            path: path.to_owned(),
+            source,
+        };
         let file = File::open(path).map_err(io)?;
         if file.metadata().map_err(io)?.len() == 0 {
             return Err(GgufError::Magic { found: Vec::new() });
@@ -200,7 +213,11 @@ impl Gguf {
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let (metadata, tensors) = parse(&map)?;
-        Ok(Self { map, metadata, tensors })
+        Ok(Self {
+            map,
+            metadata,
+            tensors,
+        })
     }
 
     /// The whole file's bytes.
@@ -263,12 +280,16 @@ impl Gguf {
     /// # Errors
     /// [`GgufError::Tensor`] when there is none of that name.
     pub fn tensor(&self, name: &str) -> Result<&TensorInfo, GgufError> {
-        self.tensors.get(name).ok_or_else(|| GgufError::Tensor(name.to_owned()))
+        self.tensors
+            .get(name)
+            .ok_or_else(|| GgufError::Tensor(name.to_owned()))
     }
 
     /// A tensor's bytes as they are stored; empty for a type that is not read.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
-        self.map.get(tensor.offset..tensor.offset + tensor.bytes).unwrap_or_default()
+        self.map
+            .get(tensor.offset..tensor.offset + tensor.bytes)
+            .unwrap_or_default()
     }
 }
 
@@ -284,7 +305,9 @@ const TYPE_ARRAY: u32 = 9;
 
 impl<'a> Cursor<'a> {
     fn take(&mut self, count: u64, what: &str) -> Result<&'a [u8], GgufError> {
-        let end = usize::try_from(count).ok().and_then(|count| self.at.checked_add(count));
+        let end = usize::try_from(count)
+            .ok()
+            .and_then(|count| self.at.checked_add(count));
         match end.and_then(|end| Some((end, self.bytes.get(self.at..end)?))) {
             Some((end, taken)) => {
                 self.at = end;
@@ -347,13 +370,21 @@ impl<'a> Cursor<'a> {
             6 => Value::Float(f32::from_le_bytes(self.array(what)?).into()),
             7 => match self.array::<1>(what)? {
                 [flag @ (0 | 1)] => Value::Int(flag.into()),
-                [other] => return Err(GgufError::Damaged(format!("{what} is a boolean of value {other}"))),
+                [other] => {
+                    return Err(GgufError::Damaged(format!(
+                        "{what} is a boolean of value {other}"
+                    )));
+                }
             },
             TYPE_STRING => Value::Text(self.text(what)?),
             10 => Value::Int(self.u64(what)?.into()),
             11 => Value::Int(i64::from_le_bytes(self.array(what)?).into()),
             12 => Value::Float(f64::from_le_bytes(self.array(what)?)),
-            other => return Err(GgufError::Damaged(format!("{what} has the unknown value type {other}"))),
+            other => {
+                return Err(GgufError::Damaged(format!(
+                    "{what} has the unknown value type {other}"
+                )));
+            }
         })
     }
 
@@ -368,7 +399,11 @@ impl<'a> Cursor<'a> {
             2 | 3 => 2,
             4..=6 => 4,
             TYPE_STRING | 10..=12 => 8,
-            other => return Err(GgufError::Damaged(format!("{what} is an array of the unsupported type {other}"))),
+            other => {
+                return Err(GgufError::Damaged(format!(
+                    "{what} is an array of the unsupported type {other}"
+                )));
+            }
         };
         let count = self.expect_room(count, least, what)?;
         let (mut ints, mut floats, mut texts) = (Vec::new(), Vec::new(), Vec::new());
@@ -394,7 +429,9 @@ type Tables = (BTreeMap<String, Value>, BTreeMap<String, TensorInfo>);
 fn parse(bytes: &[u8]) -> Result<Tables, GgufError> {
     let mut cursor = Cursor { bytes, at: 0 };
     if !bytes.starts_with(b"GGUF") {
-        return Err(GgufError::Magic { found: bytes.iter().take(4).copied().collect() });
+        return Err(GgufError::Magic {
+            found: bytes.iter().take(4).copied().collect(),
+        });
     }
     cursor.at = 4;
     let version = cursor.u32("the version")?;
@@ -410,7 +447,9 @@ fn parse(bytes: &[u8]) -> Result<Tables, GgufError> {
         let key = cursor.text("a metadata key")?;
         let value = cursor.value(&format!("the value of {key}"))?;
         if metadata.insert(key.clone(), value).is_some() {
-            return Err(GgufError::Damaged(format!("metadata key {key} is there twice")));
+            return Err(GgufError::Damaged(format!(
+                "metadata key {key} is there twice"
+            )));
         }
     }
 
@@ -426,13 +465,18 @@ fn parse(bytes: &[u8]) -> Result<Tables, GgufError> {
         Some(_) => 0,
     };
     if !alignment.is_power_of_two() || alignment > 1 << 20 {
-        return Err(GgufError::Damaged(format!("general.alignment is {alignment}, not a small power of two")));
+        return Err(GgufError::Damaged(format!(
+            "general.alignment is {alignment}, not a small power of two"
+        )));
     }
     let start = (cursor.at as u64).next_multiple_of(alignment);
     let mut table = BTreeMap::new();
     for (mut tensor, offset, bytes_long) in tensors {
         if offset % alignment != 0 {
-            return Err(GgufError::Damaged(format!("tensor {} starts at {offset}, not a multiple of {alignment}", tensor.name)));
+            return Err(GgufError::Damaged(format!(
+                "tensor {} starts at {offset}, not a multiple of {alignment}",
+                tensor.name
+            )));
         }
         let truncated = |offset| GgufError::Truncated {
             what: format!("tensor {}", tensor.name),
@@ -440,13 +484,21 @@ fn parse(bytes: &[u8]) -> Result<Tables, GgufError> {
             needed: bytes_long,
             size: bytes.len() as u64,
         };
-        let offset = start.checked_add(offset).ok_or_else(|| truncated(u64::MAX))?;
-        if offset.checked_add(bytes_long).is_none_or(|end| end > bytes.len() as u64) {
+        let offset = start
+            .checked_add(offset)
+            .ok_or_else(|| truncated(u64::MAX))?;
+        if offset
+            .checked_add(bytes_long)
+            .is_none_or(|end| end > bytes.len() as u64)
+        {
             return Err(truncated(offset));
         }
         (tensor.offset, tensor.bytes) = (offset as usize, bytes_long as usize);
         if let Some(twice) = table.insert(tensor.name.clone(), tensor) {
-            return Err(GgufError::Damaged(format!("tensor {} is there twice", twice.name)));
+            return Err(GgufError::Damaged(format!(
+                "tensor {} is there twice",
+                twice.name
+            )));
         }
     }
     Ok((metadata, table))
@@ -464,7 +516,9 @@ fn tensor_entry(cursor: &mut Cursor<'_>) -> Result<(TensorInfo, u64, u64), GgufE
     let mut rows: u64 = 1;
     for _ in 1..dimensions {
         let size = cursor.u64("a tensor's dimensions")?;
-        rows = rows.checked_mul(size).ok_or_else(|| damaged("is larger than any memory"))?;
+        rows = rows
+            .checked_mul(size)
+            .ok_or_else(|| damaged("is larger than any memory"))?;
     }
     let kind = Kind::from_number(cursor.u32("a tensor's type")?);
     let offset = cursor.u64("a tensor's offset")?;
@@ -473,14 +527,28 @@ fn tensor_entry(cursor: &mut Cursor<'_>) -> Result<(TensorInfo, u64, u64), GgufE
     }
     let bytes = match kind.block() {
         Some((elements, _)) if columns % elements != 0 => {
-            return Err(damaged(&format!("has rows of {columns}, not whole blocks of {elements}")));
+            return Err(damaged(&format!(
+                "has rows of {columns}, not whole blocks of {elements}"
+            )));
         }
-        Some((elements, size)) => (columns / elements).checked_mul(size).and_then(|row| row.checked_mul(rows)),
+        Some((elements, size)) => (columns / elements)
+            .checked_mul(size)
+            .and_then(|row| row.checked_mul(rows)),
         None => Some(0),
     };
     let too_large = || damaged("is larger than any memory");
     let bytes = bytes.ok_or_else(too_large)?;
-    columns.checked_mul(rows).and_then(|count| usize::try_from(count).ok()).ok_or_else(too_large)?;
-    let tensor = TensorInfo { name: name.clone(), columns: columns as usize, rows: rows as usize, kind, offset: 0, bytes: 0 };
+    columns
+        .checked_mul(rows)
+        .and_then(|count| usize::try_from(count).ok())
+        .ok_or_else(too_large)?;
+    let tensor = TensorInfo {
+        name: name.clone(),
+        columns: columns as usize,
+        rows: rows as usize,
+        kind,
+        offset: 0,
+        bytes: 0,
+    };
     Ok((tensor, offset, bytes))
 }
