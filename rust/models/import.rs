@@ -45,9 +45,7 @@ pub enum ImportError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// A file of the new folder could not be written.
-    #[error(
-        "cannot write the imported model: {0}\nhint: check the free space and the permissions of the model folder"
-    )]
+    #[error("cannot write the imported model: {0}\nhint: check the free space and the permissions of the model folder")]
     Write(#[from] std::io::Error),
     /// A model of another family.
     #[error(
@@ -58,9 +56,7 @@ pub enum ImportError {
         name: String,
     },
     /// A way of storing weights that the importer does not read.
-    #[error(
-        "tensor {tensor} is stored as {kind}, which cannot be imported\nhint: take a file of type F32, F16, BF16, Q8_0, Q4_0 or Q4_1"
-    )]
+    #[error("tensor {tensor} is stored as {kind}, which cannot be imported\nhint: take a file of type F32, F16, BF16, Q8_0, Q4_0 or Q4_1")]
     TensorType {
         /// The tensor.
         tensor: String,
@@ -68,9 +64,7 @@ pub enum ImportError {
         kind: String,
     },
     /// Something that a llama model may have and the importer does not make.
-    #[error(
-        "the model has {what}, which cannot be imported\nhint: convert it to onnx with its own tools and give that folder"
-    )]
+    #[error("the model has {what}, which cannot be imported\nhint: convert it to onnx with its own tools and give that folder")]
     Unsupported {
         /// What it is.
         what: String,
@@ -88,17 +82,13 @@ pub enum ImportError {
         expected: String,
     },
     /// A weight that is infinite or not a number.
-    #[error(
-        "tensor {tensor} holds values that are not finite numbers\nhint: the file is damaged; download it again"
-    )]
+    #[error("tensor {tensor} holds values that are not finite numbers\nhint: the file is damaged; download it again")]
     NotFinite {
         /// The tensor.
         tensor: String,
     },
     /// A vocabulary that contradicts itself.
-    #[error(
-        "the tokenizer in the file is unusable: {what}\nhint: the file is damaged; download it again"
-    )]
+    #[error("the tokenizer in the file is unusable: {what}\nhint: the file is damaged; download it again")]
     Tokenizer {
         /// What is wrong.
         what: String,
@@ -127,37 +117,19 @@ pub struct Imported {
 ///
 /// # Errors
 /// See [`ImportError`]. The folder then holds an unfinished import, recognisable by its missing manifest.
-pub fn import_gguf(
-    gguf: &Path,
-    into: &Path,
-    form: Form,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<Imported, ImportError> {
-    let source = gguf
-        .file_name()
-        .map(PathBuf::from)
-        .unwrap_or_default()
-        .display()
-        .to_string();
+pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMut(u64, u64)) -> Result<Imported, ImportError> {
+    let source = gguf.file_name().map(PathBuf::from).unwrap_or_default().display().to_string();
     let gguf = Gguf::open(gguf)?;
     let llama = Llama::read(&gguf)?;
     let ids = SpecialIds::read(&gguf, llama.vocab);
     let tokenizer = tokenizer_json(&gguf, &ids)?;
     let vocabulary = gguf.texts("tokenizer.ggml.tokens").unwrap_or_default();
     if vocabulary.len() > llama.vocab {
-        let what = format!(
-            "{} tokens for {} rows of the embedding",
-            vocabulary.len(),
-            llama.vocab
-        );
+        let what = format!("{} tokens for {} rows of the embedding", vocabulary.len(), llama.vocab);
         return Err(ImportError::Tokenizer { what });
     }
 
-    let weights: u64 = gguf
-        .tensors()
-        .values()
-        .map(|tensor| tensor.bytes() as u64)
-        .sum();
+    let weights: u64 = gguf.tensors().values().map(|tensor| tensor.bytes() as u64).sum();
     let total = weights + gguf.file_bytes().len() as u64;
     let mut done = 0;
     let mut advance = |bytes: u64| {
@@ -165,11 +137,7 @@ pub fn import_gguf(
         progress(done.min(total), total);
     };
 
-    let graph = Graph::new(
-        "decoder",
-        Output::create(into, "model.onnx.data")?,
-        "model.onnx.data",
-    );
+    let graph = Graph::new("decoder", Output::create(into, "model.onnx.data")?, "model.onnx.data");
     let graph = Builder::new(&gguf, graph, form, &mut advance).build(&llama)?;
     let mut files: Vec<FileEntry> = graph.finish(Output::create(into, "model.onnx")?)?.into();
     files.push(write(into, "tokenizer.json", tokenizer.as_bytes())?);
@@ -177,10 +145,7 @@ pub fn import_gguf(
     let documents = [
         ("config.json", config(&llama, &ids)),
         ("generation_config.json", generation_config(&ids)),
-        (
-            "tokenizer_config.json",
-            tokenizer_config(&llama, &ids, vocabulary, template),
-        ),
+        ("tokenizer_config.json", tokenizer_config(&llama, &ids, vocabulary, template)),
         ("genai_config.json", genai_config(&llama, &ids)),
     ];
     for (name, document) in documents {
@@ -197,11 +162,7 @@ pub fn import_gguf(
         form,
         architecture: "llama".to_owned(),
         name: gguf.text("general.name").map(str::to_owned),
-        source: FileEntry {
-            name: source,
-            bytes: gguf.file_bytes().len() as u64,
-            sha256: hex(&hash.finalize()),
-        },
+        source: FileEntry { name: source, bytes: gguf.file_bytes().len() as u64, sha256: hex(&hash.finalize()) },
         files,
     };
     write_json(into, MANIFEST, &json!(imported))?;
@@ -247,12 +208,7 @@ fn generation_config(ids: &SpecialIds) -> Json {
     json!({ "bos_token_id": ids.bos, "eos_token_id": ids.ends, "pad_token_id": ids.padding })
 }
 
-fn tokenizer_config(
-    llama: &Llama,
-    ids: &SpecialIds,
-    vocabulary: &[String],
-    template: Option<&str>,
-) -> Json {
+fn tokenizer_config(llama: &Llama, ids: &SpecialIds, vocabulary: &[String], template: Option<&str>) -> Json {
     let token = |id: Option<u64>| id.and_then(|id| vocabulary.get(id as usize));
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -36,17 +36,7 @@ pub struct Llama {
 }
 
 /// Tensors of each layer, with their shape `[rows, columns]` in units that [`Llama::shape`] knows.
-const LAYER_TENSORS: [&str; 9] = [
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-];
+const LAYER_TENSORS: [&str; 9] = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"];
 
 impl Llama {
     /// Reads and checks the shape.
@@ -55,13 +45,9 @@ impl Llama {
     /// Another architecture, a missing or absurd value, a tensor that is missing, unknown, of an unsupported type or of
     /// another shape than the metadata says.
     pub fn read(gguf: &Gguf) -> Result<Self, ImportError> {
-        let architecture = gguf
-            .text("general.architecture")
-            .ok_or_else(|| missing("general.architecture", "a string"))?;
+        let architecture = gguf.text("general.architecture").ok_or_else(|| missing("general.architecture", "a string"))?;
         if architecture != "llama" {
-            return Err(ImportError::Architecture {
-                name: architecture.to_owned(),
-            });
+            return Err(ImportError::Architecture { name: architecture.to_owned() });
         }
         let size = |key: &str| {
             let key = format!("llama.{key}");
@@ -78,15 +64,11 @@ impl Llama {
         let heads = size("attention.head_count")?;
         let head_dim = optional("attention.key_length", width / heads)?;
         let kv_heads = optional("attention.head_count_kv", heads)?;
-        if optional("attention.value_length", head_dim)? != head_dim
-            || optional("rope.dimension_count", head_dim)? != head_dim
-        {
+        if optional("attention.value_length", head_dim)? != head_dim || optional("rope.dimension_count", head_dim)? != head_dim {
             return Err(unsupported("key, value and rotary sizes that differ"));
         }
         if heads % kv_heads != 0 || head_dim % 2 != 0 {
-            return Err(unsupported(&format!(
-                "{heads} heads of {head_dim} over {kv_heads} key heads"
-            )));
+            return Err(unsupported(&format!("{heads} heads of {head_dim} over {kv_heads} key heads")));
         }
         if gguf.integer("llama.expert_count").unwrap_or(0) > 0 {
             return Err(unsupported("a mixture of experts"));
@@ -102,9 +84,7 @@ impl Llama {
             feed_forward: size("feed_forward_length")?,
             vocab: gguf.tensor("token_embd.weight")?.rows,
             context: size("context_length")?,
-            epsilon: epsilon
-                .ok_or_else(|| missing("llama.attention.layer_norm_rms_epsilon", "a float"))?
-                as f32,
+            epsilon: epsilon.ok_or_else(|| missing("llama.attention.layer_norm_rms_epsilon", "a float"))? as f32,
             rope_theta,
             frequencies: frequencies(gguf, head_dim, rope_theta)?,
             tied: !gguf.tensors().contains_key("output.weight"),
@@ -127,10 +107,7 @@ impl Llama {
             "rope_freqs.weight" => return Some((1, self.head_dim / 2)),
             _ => {}
         }
-        let (layer, part) = name
-            .strip_prefix("blk.")?
-            .strip_suffix(".weight")?
-            .split_once('.')?;
+        let (layer, part) = name.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
         if layer.parse::<usize>().ok()? >= self.layers {
             return None;
         }
@@ -147,18 +124,9 @@ impl Llama {
 
     fn check_tensors(&self, gguf: &Gguf) -> Result<(), ImportError> {
         for tensor in gguf.tensors().values() {
-            let TensorInfo {
-                name,
-                kind,
-                rows,
-                columns,
-                ..
-            } = tensor;
+            let TensorInfo { name, kind, rows, columns, .. } = tensor;
             if let Kind::Other(_) = kind {
-                return Err(ImportError::TensorType {
-                    tensor: name.clone(),
-                    kind: kind.name(),
-                });
+                return Err(ImportError::TensorType { tensor: name.clone(), kind: kind.name() });
             }
             match self.shape(name) {
                 Some(shape) if shape == (*rows, *columns) => {}
@@ -208,17 +176,11 @@ fn frequencies(gguf: &Gguf, head_dim: usize, theta: f64) -> Result<Vec<f64>, Imp
 }
 
 fn missing(key: &str, expected: &'static str) -> ImportError {
-    GgufError::Key {
-        key: key.to_owned(),
-        expected,
-    }
-    .into()
+    GgufError::Key { key: key.to_owned(), expected }.into()
 }
 
 fn unsupported(what: &str) -> ImportError {
-    ImportError::Unsupported {
-        what: what.to_owned(),
-    }
+    ImportError::Unsupported { what: what.to_owned() }
 }
 
 /// Token ids that the file names, and those that end a generation.
@@ -239,17 +201,10 @@ pub struct SpecialIds {
 impl SpecialIds {
     /// Reads them; an id that is not below `vocab` counts as absent.
     pub fn read(gguf: &Gguf, vocab: usize) -> Self {
-        let id = |name: &str| {
-            gguf.integer(&format!("tokenizer.ggml.{name}_token_id"))
-                .filter(|id| *id < vocab as u64)
-        };
+        let id = |name: &str| gguf.integer(&format!("tokenizer.ggml.{name}_token_id")).filter(|id| *id < vocab as u64);
         let mut ends: Vec<u64> = ["eos", "eot", "eom"].into_iter().filter_map(id).collect();
         if let Some(Value::Ints(more)) = gguf.value("tokenizer.ggml.eos_token_ids") {
-            ends.extend(
-                more.iter()
-                    .filter_map(|id| u64::try_from(*id).ok())
-                    .filter(|id| *id < vocab as u64),
-            );
+            ends.extend(more.iter().filter_map(|id| u64::try_from(*id).ok()).filter(|id| *id < vocab as u64));
         }
         let mut seen = Vec::new();
         ends.retain(|id| {
@@ -258,12 +213,6 @@ impl SpecialIds {
                 true
             }
         });
-        Self {
-            bos: id("bos"),
-            eos: id("eos"),
-            unknown: id("unknown"),
-            padding: id("padding"),
-            ends,
-        }
+        Self { bos: id("bos"), eos: id("eos"), unknown: id("unknown"), padding: id("padding"), ends }
     }
 }

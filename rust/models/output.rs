@@ -34,11 +34,7 @@ pub struct Output {
 
 impl std::fmt::Debug for Output {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Output")
-            .field("path", &self.path)
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
+        formatter.debug_struct("Output").field("path", &self.path).field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
@@ -50,13 +46,7 @@ impl Output {
     pub fn create(folder: &Path, name: &str) -> std::io::Result<Self> {
         let path = folder.join(name);
         let file = BufWriter::with_capacity(1 << 20, File::create(&path)?);
-        Ok(Self {
-            name: name.to_owned(),
-            path,
-            file,
-            hash: Sha256::new(),
-            bytes: 0,
-        })
+        Ok(Self { name: name.to_owned(), path, file, hash: Sha256::new(), bytes: 0 })
     }
 
     /// Bytes written so far.
@@ -81,11 +71,7 @@ impl Output {
     pub fn finish(mut self) -> std::io::Result<FileEntry> {
         self.file.flush()?;
         self.file.get_ref().sync_all()?;
-        Ok(FileEntry {
-            name: self.name,
-            bytes: self.bytes,
-            sha256: hex(&self.hash.finalize()),
-        })
+        Ok(FileEntry { name: self.name, bytes: self.bytes, sha256: hex(&self.hash.finalize()) })
     }
 }
 

@@ -14,7 +14,8 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
 /// Cuts words with their leading space, numbers of one to three digits, punctuation and line ends apart (Llama 3).
-const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3_WORDS: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The same with digits one by one (Qwen 2).
 const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -23,38 +24,22 @@ const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}
 /// # Errors
 /// Another tokenizer model or pre-tokenizer, a vocabulary that is missing or contradicts itself.
 pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportError> {
-    let model = gguf
-        .text("tokenizer.ggml.model")
-        .ok_or_else(|| key("tokenizer.ggml.model", "a string"))?;
+    let model = gguf.text("tokenizer.ggml.model").ok_or_else(|| key("tokenizer.ggml.model", "a string"))?;
     if model != "gpt2" {
-        return Err(ImportError::Unsupported {
-            what: format!("a tokenizer of model {model}"),
-        });
+        return Err(ImportError::Unsupported { what: format!("a tokenizer of model {model}") });
     }
-    let tokens = gguf
-        .texts("tokenizer.ggml.tokens")
-        .ok_or_else(|| key("tokenizer.ggml.tokens", "an array of strings"))?;
-    let merges = gguf
-        .texts("tokenizer.ggml.merges")
-        .ok_or_else(|| key("tokenizer.ggml.merges", "an array of strings"))?;
-    let types = gguf
-        .integers("tokenizer.ggml.token_type")
-        .unwrap_or_default();
+    let tokens = gguf.texts("tokenizer.ggml.tokens").ok_or_else(|| key("tokenizer.ggml.tokens", "an array of strings"))?;
+    let merges = gguf.texts("tokenizer.ggml.merges").ok_or_else(|| key("tokenizer.ggml.merges", "an array of strings"))?;
+    let types = gguf.integers("tokenizer.ggml.token_type").unwrap_or_default();
     let pre = gguf.text("tokenizer.ggml.pre").unwrap_or("default");
 
     let mut vocabulary = Map::with_capacity(tokens.len());
     for (id, token) in tokens.iter().enumerate() {
         if vocabulary.insert(token.clone(), id.into()).is_some() {
-            return Err(broken(format!(
-                "token {token:?} is in the vocabulary twice"
-            )));
+            return Err(broken(format!("token {token:?} is in the vocabulary twice")));
         }
     }
-    let added = tokens
-        .iter()
-        .zip(types)
-        .enumerate()
-        .filter(|(_, (_, kind))| [CONTROL, USER_DEFINED].contains(kind));
+    let added = tokens.iter().zip(types).enumerate().filter(|(_, (_, kind))| [CONTROL, USER_DEFINED].contains(kind));
     let added: Vec<Json> = added
         .map(|(id, (content, kind))| {
             json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
@@ -64,10 +49,7 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
     let pairs: Result<Vec<_>, _> = merges
         .iter()
         .map(|merge| {
-            merge
-                .split_once(' ')
-                .map(|(left, right)| json!([left, right]))
-                .ok_or_else(|| broken(format!("{merge:?} is no merge")))
+            merge.split_once(' ').map(|(left, right)| json!([left, right])).ok_or_else(|| broken(format!("{merge:?} is no merge")))
         })
         .collect();
 
@@ -102,18 +84,14 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
 
 /// How text is cut before merging.
 fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
-    let byte_level = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
+    let byte_level =
+        |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
     let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
     let sequence = |steps: Vec<Json>| json!({ "type": "Sequence", "pretokenizers": steps });
     Ok(match pre {
         "gpt-2" => byte_level(true),
-        "smollm" => sequence(vec![
-            json!({ "type": "Digits", "individual_digits": true }),
-            byte_level(true),
-        ]),
-        "llama-bpe" | "llama3" | "llama-v3" => {
-            sequence(vec![split(LLAMA3_WORDS), byte_level(false)])
-        }
+        "smollm" => sequence(vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
+        "llama-bpe" | "llama3" | "llama-v3" => sequence(vec![split(LLAMA3_WORDS), byte_level(false)]),
         "qwen2" => sequence(vec![split(QWEN2_WORDS), byte_level(false)]),
         "default" => sequence(vec![
             split(r"[\p{P}\$\+<=>\^~\|]+"),
@@ -123,21 +101,15 @@ fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
             byte_level(false),
         ]),
         other => {
-            return Err(ImportError::Unsupported {
-                what: format!("the pre-tokenizer {other}"),
-            });
+            return Err(ImportError::Unsupported { what: format!("the pre-tokenizer {other}") });
         }
     })
 }
 
 /// Puts the first token in front of a text, for models that are made so; templates encode without it.
 fn post_processor(gguf: &Gguf, ids: &SpecialIds, tokens: &[String]) -> Json {
-    let wanted = gguf
-        .integer("tokenizer.ggml.add_bos_token")
-        .is_some_and(|flag| flag != 0);
-    let bos = ids
-        .bos
-        .and_then(|id| tokens.get(id as usize).map(|token| (id, token)));
+    let wanted = gguf.integer("tokenizer.ggml.add_bos_token").is_some_and(|flag| flag != 0);
+    let bos = ids.bos.and_then(|id| tokens.get(id as usize).map(|token| (id, token)));
     let Some((id, token)) = bos.filter(|_| wanted) else {
         return Json::Null;
     };
@@ -152,11 +124,7 @@ fn post_processor(gguf: &Gguf, ids: &SpecialIds, tokens: &[String]) -> Json {
 }
 
 fn key(key: &str, expected: &'static str) -> ImportError {
-    GgufError::Key {
-        key: key.to_owned(),
-        expected,
-    }
-    .into()
+    GgufError::Key { key: key.to_owned(), expected }.into()
 }
 
 fn broken(what: String) -> ImportError {

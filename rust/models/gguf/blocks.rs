@@ -49,11 +49,7 @@ impl Row4 {
         for block in row.chunks_exact(size) {
             let scale = half_at(block, 0);
             self.scales.push(scale);
-            self.minimums.push(if kind == Kind::Q4_1 {
-                half_at(block, 2)
-            } else {
-                -8.0 * scale
-            });
+            self.minimums.push(if kind == Kind::Q4_1 { half_at(block, 2) } else { -8.0 * scale });
             // The low nibbles are the block's first half, the high ones its second.
             let packed = block.get(header..).unwrap_or_default();
             self.codes.extend(packed.iter().map(|byte| byte & 15));
@@ -73,24 +69,9 @@ pub fn read_row8(row: &[u8], codes: &mut Vec<u8>, scales: &mut Vec<f32>) {
 /// Appends a row of any type that is read, as 32-bit floats.
 pub fn dequantize(kind: Kind, row: &[u8], into: &mut Vec<f32>) {
     match kind {
-        Kind::F32 => into.extend(
-            row.as_chunks()
-                .0
-                .iter()
-                .map(|bytes| f32::from_le_bytes(*bytes)),
-        ),
-        Kind::F16 => into.extend(
-            row.as_chunks()
-                .0
-                .iter()
-                .map(|bytes| f16::from_le_bytes(*bytes).to_f32()),
-        ),
-        Kind::Bf16 => into.extend(
-            row.as_chunks()
-                .0
-                .iter()
-                .map(|bytes| bf16::from_le_bytes(*bytes).to_f32()),
-        ),
+        Kind::F32 => into.extend(row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))),
+        Kind::F16 => into.extend(row.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32())),
+        Kind::Bf16 => into.extend(row.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32())),
         Kind::Q4_0 | Kind::Q4_1 => {
             let mut parts = Row4::default();
             parts.read(kind, row);
@@ -102,12 +83,7 @@ pub fn dequantize(kind: Kind, row: &[u8], into: &mut Vec<f32>) {
         Kind::Q8_0 => {
             for block in row.chunks_exact(34) {
                 let scale = half_at(block, 0);
-                into.extend(
-                    block
-                        .iter()
-                        .skip(2)
-                        .map(|code| scale * f32::from(code.cast_signed())),
-                );
+                into.extend(block.iter().skip(2).map(|code| scale * f32::from(code.cast_signed())));
             }
         }
         Kind::Other(_) => {}

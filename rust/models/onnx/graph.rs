@@ -7,9 +7,8 @@ use std::io::Write;
 use prost::Message;
 
 use super::proto::{
-    AttributeProto, Dimension, DimensionProto, GraphProto, LOCATION_EXTERNAL, ModelProto,
-    NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto, TensorShapeProto,
-    TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
+    AttributeProto, Dimension, DimensionProto, GraphProto, LOCATION_EXTERNAL, ModelProto, NodeProto, OperatorSetIdProto,
+    StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
 };
 use crate::models::output::{FileEntry, Output};
 
@@ -18,14 +17,8 @@ const OPSET: i64 = 21;
 /// ONNX file format version that goes with the operator set.
 const IR_VERSION: i64 = 10;
 /// Operators that live in ONNX Runtime's own domain.
-const MICROSOFT: [&str; 6] = [
-    "FusedMatMul",
-    "GatherBlockQuantized",
-    "GroupQueryAttention",
-    "MatMulNBits",
-    "QuickGelu",
-    "SkipSimplifiedLayerNormalization",
-];
+const MICROSOFT: [&str; 6] =
+    ["FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu", "SkipSimplifiedLayerNormalization"];
 
 /// A node's attribute.
 #[derive(Debug, Clone, Copy)]
@@ -88,49 +81,24 @@ pub struct Graph {
 impl Graph {
     /// An empty graph whose weights go to `data`, a file named `location` beside the model.
     pub fn new(name: &str, data: Output, location: &str) -> Self {
-        let graph = GraphProto {
-            name: Some(name.to_owned()),
-            ..GraphProto::default()
-        };
-        Self {
-            graph,
-            data,
-            location: location.to_owned(),
-        }
+        let graph = GraphProto { name: Some(name.to_owned()), ..GraphProto::default() };
+        Self { graph, data, location: location.to_owned() }
     }
 
     /// Adds a node. An empty name stands for an optional input or output that is not there.
-    pub fn node(
-        &mut self,
-        operator: &str,
-        inputs: &[&str],
-        outputs: &[&str],
-        attributes: &[(&str, Attribute)],
-    ) {
+    pub fn node(&mut self, operator: &str, inputs: &[&str], outputs: &[&str], attributes: &[(&str, Attribute)]) {
         let attribute = attributes.iter().map(|(name, value)| {
             let (f, i, kind) = match *value {
                 Attribute::Float(value) => (Some(value), None, attribute_type::FLOAT),
                 Attribute::Int(value) => (None, Some(value), attribute_type::INT),
             };
-            AttributeProto {
-                name: Some((*name).to_owned()),
-                f,
-                i,
-                r#type: Some(kind),
-            }
+            AttributeProto { name: Some((*name).to_owned()), f, i, r#type: Some(kind) }
         });
-        let domain = if MICROSOFT.contains(&operator) {
-            "com.microsoft"
-        } else {
-            ""
-        };
+        let domain = if MICROSOFT.contains(&operator) { "com.microsoft" } else { "" };
         self.graph.node.push(NodeProto {
             input: inputs.iter().map(|&name| name.to_owned()).collect(),
             output: outputs.iter().map(|&name| name.to_owned()).collect(),
-            name: Some(format!(
-                "{operator}/{}",
-                outputs.first().copied().unwrap_or_default()
-            )),
+            name: Some(format!("{operator}/{}", outputs.first().copied().unwrap_or_default())),
             op_type: Some(operator.to_owned()),
             attribute: attribute.collect(),
             domain: Some(domain.to_owned()),
@@ -145,19 +113,10 @@ impl Graph {
     /// Adds a small constant of integers, kept in the model file itself. `None` as `dims` makes a scalar.
     pub fn integers(&mut self, name: &str, values: &[i64], scalar: bool) {
         self.graph.initializer.push(TensorProto {
-            dims: if scalar {
-                Vec::new()
-            } else {
-                vec![values.len() as i64]
-            },
+            dims: if scalar { Vec::new() } else { vec![values.len() as i64] },
             data_type: Some(data_type::INT64),
             name: Some(name.to_owned()),
-            raw_data: Some(
-                values
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect(),
-            ),
+            raw_data: Some(values.iter().flat_map(|value| value.to_le_bytes()).collect()),
             ..TensorProto::default()
         });
     }
@@ -178,16 +137,10 @@ impl Graph {
         let offset = self.data.align(if length >= 1 << 16 { 4096 } else { 64 })?;
         write(&mut self.data)?;
         if self.data.position() - offset != length {
-            let text = format!(
-                "{name}: {} bytes written, {length} expected",
-                self.data.position() - offset
-            );
+            let text = format!("{name}: {} bytes written, {length} expected", self.data.position() - offset);
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text).into());
         }
-        let entry = |key: &str, value: String| StringStringEntryProto {
-            key: Some(key.to_owned()),
-            value: Some(value),
-        };
+        let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
         self.graph.initializer.push(TensorProto {
             dims: dims.iter().map(|&size| size as i64).collect(),
             data_type: Some(element.number()),
@@ -207,33 +160,16 @@ impl Graph {
     ///
     /// # Errors
     /// What the system says.
-    pub fn floats<E: From<std::io::Error>>(
-        &mut self,
-        name: &str,
-        dims: &[usize],
-        values: &[f32],
-    ) -> Result<(), E> {
-        self.tensor(name, Element::Float, dims, |data| {
-            Ok(write_floats(data, values)?)
-        })
+    pub fn floats<E: From<std::io::Error>>(&mut self, name: &str, dims: &[usize], values: &[f32]) -> Result<(), E> {
+        self.tensor(name, Element::Float, dims, |data| Ok(write_floats(data, values)?))
     }
 
     /// Adds a constant of bytes that is at hand.
     ///
     /// # Errors
     /// What the system says.
-    pub fn bytes<E: From<std::io::Error>>(
-        &mut self,
-        name: &str,
-        dims: &[usize],
-        values: &[u8],
-    ) -> Result<(), E> {
-        self.tensor(
-            name,
-            Element::Byte,
-            dims,
-            |data| Ok(data.write_all(values)?),
-        )
+    pub fn bytes<E: From<std::io::Error>>(&mut self, name: &str, dims: &[usize], values: &[u8]) -> Result<(), E> {
+        self.tensor(name, Element::Byte, dims, |data| Ok(data.write_all(values)?))
     }
 
     /// Declares an input of the graph.
@@ -251,10 +187,7 @@ impl Graph {
     /// # Errors
     /// What the system says.
     pub fn finish(self, mut file: Output) -> std::io::Result<[FileEntry; 2]> {
-        let opset = |domain: &str, version| OperatorSetIdProto {
-            domain: Some(domain.to_owned()),
-            version: Some(version),
-        };
+        let opset = |domain: &str, version| OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(version) };
         let model = ModelProto {
             ir_version: Some(IR_VERSION),
             opset_import: vec![opset("", OPSET), opset("com.microsoft", 1)],
@@ -286,14 +219,6 @@ fn value_info(name: &str, element: Element, dims: &[Size<'_>]) -> ValueInfoProto
         }),
     });
     let shape = TensorShapeProto { dim: dim.collect() };
-    let tensor_type = TensorTypeProto {
-        elem_type: Some(element.number()),
-        shape: Some(shape),
-    };
-    ValueInfoProto {
-        name: Some(name.to_owned()),
-        r#type: Some(TypeProto {
-            tensor_type: Some(tensor_type),
-        }),
-    }
+    let tensor_type = TensorTypeProto { elem_type: Some(element.number()), shape: Some(shape) };
+    ValueInfoProto { name: Some(name.to_owned()), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
 }

@@ -19,14 +19,9 @@ fn metadata_is_read_back() {
     for version in [2, 3] {
         let mut file = File::new();
         file.version = version;
-        file.string("text", "größe")
-            .integer("count", 7)
-            .float("ratio", 0.5);
-        file.strings("words", &["a".to_owned(), String::new()])
-            .integers("numbers", &[-1, 2]);
-        file.key("flag", 7, &[1])
-            .key("negative", 11, &(-5_i64).to_le_bytes())
-            .key("double", 12, &2.5_f64.to_le_bytes());
+        file.string("text", "größe").integer("count", 7).float("ratio", 0.5);
+        file.strings("words", &["a".to_owned(), String::new()]).integers("numbers", &[-1, 2]);
+        file.key("flag", 7, &[1]).key("negative", 11, &(-5_i64).to_le_bytes()).key("double", 12, &2.5_f64.to_le_bytes());
         let gguf = open(&file.bytes()).unwrap();
         assert_eq!(gguf.text("text"), Some("größe"));
         assert_eq!(gguf.integer("count"), Some(7));
@@ -35,10 +30,7 @@ fn metadata_is_read_back() {
         assert_eq!(gguf.float("double"), Some(2.5));
         assert_eq!(gguf.value("negative"), Some(&Value::Int(-5)));
         assert_eq!(gguf.integer("negative"), None);
-        assert_eq!(
-            gguf.texts("words"),
-            Some(&["a".to_owned(), String::new()][..])
-        );
+        assert_eq!(gguf.texts("words"), Some(&["a".to_owned(), String::new()][..]));
         assert_eq!(gguf.integers("numbers"), Some(&[-1, 2][..]));
         assert_eq!(gguf.text("absent"), None);
     }
@@ -51,43 +43,15 @@ fn every_type_is_dequantized_as_its_definition_says() {
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
     let q4_0 = [half(0.5), nibbles.clone()].concat();
     let q4_1 = [half(0.5), half(-1.0), nibbles].concat();
-    let q8_0 = [
-        half(0.5),
-        (0..32)
-            .map(|code: i8| (code - 16).cast_unsigned())
-            .collect(),
-    ]
-    .concat();
-    let codes: Vec<f32> = (0..16)
-        .chain((0..16).rev())
-        .map(|code| code as f32)
-        .collect();
+    let q8_0 = [half(0.5), (0..32).map(|code: i8| (code - 16).cast_unsigned()).collect()].concat();
+    let codes: Vec<f32> = (0..16).chain((0..16).rev()).map(|code| code as f32).collect();
     let cases = [
-        (
-            Kind::Q4_0,
-            q4_0,
-            codes
-                .iter()
-                .map(|code| 0.5 * (code - 8.0))
-                .collect::<Vec<f32>>(),
-        ),
-        (
-            Kind::Q4_1,
-            q4_1,
-            codes.iter().map(|code| 0.5 * code - 1.0).collect(),
-        ),
-        (
-            Kind::Q8_0,
-            q8_0,
-            (0..32).map(|code| 0.5 * (code as f32 - 16.0)).collect(),
-        ),
+        (Kind::Q4_0, q4_0, codes.iter().map(|code| 0.5 * (code - 8.0)).collect::<Vec<f32>>()),
+        (Kind::Q4_1, q4_1, codes.iter().map(|code| 0.5 * code - 1.0).collect()),
+        (Kind::Q8_0, q8_0, (0..32).map(|code| 0.5 * (code as f32 - 16.0)).collect()),
         (Kind::F32, 1.5_f32.to_le_bytes().to_vec(), vec![1.5]),
         (Kind::F16, half(-0.25), vec![-0.25]),
-        (
-            Kind::Bf16,
-            half::bf16::from_f32(3.0).to_le_bytes().to_vec(),
-            vec![3.0],
-        ),
+        (Kind::Bf16, half::bf16::from_f32(3.0).to_le_bytes().to_vec(), vec![3.0]),
     ];
     for (kind, bytes, expected) in cases {
         let mut values = Vec::new();
@@ -102,14 +66,7 @@ fn tensors_are_found_where_the_alignment_puts_them() {
         let mut file = File::new();
         file.alignment = alignment;
         file.integer("general.alignment", alignment as u32);
-        for (name, kind) in [
-            ("a", F32),
-            ("b", F16),
-            ("c", BF16),
-            ("d", Q4_0),
-            ("e", Q4_1),
-            ("f", Q8_0),
-        ] {
+        for (name, kind) in [("a", F32), ("b", F16), ("c", BF16), ("d", Q4_0), ("e", Q4_1), ("f", Q8_0)] {
             file.tensor(name, 3, 64, kind, &mut Numbers(u64::from(kind)));
         }
         let gguf = open(&file.bytes()).unwrap();
@@ -126,9 +83,7 @@ fn a_file_cut_anywhere_is_refused() {
     let whole = tiny(Q4_1, Q8_0).bytes();
     open(&whole).unwrap();
     // Every cut within the tables' beginning, then cuts spread over the rest, and the last byte.
-    let cuts = (0..600)
-        .chain((600..whole.len()).step_by(97))
-        .chain([whole.len() - 1]);
+    let cuts = (0..600).chain((600..whole.len()).step_by(97)).chain([whole.len() - 1]);
     for cut in cuts {
         match open(&whole[..cut]) {
             Err(GgufError::Truncated { .. }) => assert!(cut >= 4, "cut at {cut}"),
@@ -140,20 +95,12 @@ fn a_file_cut_anywhere_is_refused() {
 
 #[test]
 fn something_else_than_gguf_is_refused_by_its_first_bytes() {
-    for bytes in [
-        &b""[..],
-        b"GG",
-        b"PK\x03\x04 a wheel",
-        b"version https://git-lfs.github.com/spec/v1",
-    ] {
+    for bytes in [&b""[..], b"GG", b"PK\x03\x04 a wheel", b"version https://git-lfs.github.com/spec/v1"] {
         let error = open(bytes).unwrap_err();
         assert!(matches!(error, GgufError::Magic { .. }), "{error}");
         assert!(error.to_string().contains("hint: "));
     }
-    assert!(matches!(
-        Gguf::open("/nowhere/model.gguf".as_ref()),
-        Err(GgufError::Io { .. })
-    ));
+    assert!(matches!(Gguf::open("/nowhere/model.gguf".as_ref()), Err(GgufError::Io { .. })));
 }
 
 #[test]
@@ -161,9 +108,7 @@ fn other_versions_and_big_endian_files_are_refused() {
     for version in [0, 1, 4, 3_u32.swap_bytes()] {
         let mut file = File::new();
         file.version = version;
-        assert!(
-            matches!(open(&file.bytes()), Err(GgufError::Version { version: found }) if found == version)
-        );
+        assert!(matches!(open(&file.bytes()), Err(GgufError::Version { version: found }) if found == version));
     }
 }
 
@@ -174,30 +119,18 @@ fn counts_and_lengths_beyond_the_file_are_refused_before_memory_is_taken() {
     for count in [huge, all] {
         let mut bytes = tiny(Q4_0, Q8_0).bytes();
         bytes[8..16].copy_from_slice(&count);
-        assert!(
-            matches!(open(&bytes), Err(GgufError::Truncated { .. })),
-            "tensor count"
-        );
+        assert!(matches!(open(&bytes), Err(GgufError::Truncated { .. })), "tensor count");
         let mut bytes = tiny(Q4_0, Q8_0).bytes();
         bytes[16..24].copy_from_slice(&count);
-        assert!(
-            matches!(open(&bytes), Err(GgufError::Truncated { .. })),
-            "metadata count"
-        );
+        assert!(matches!(open(&bytes), Err(GgufError::Truncated { .. })), "metadata count");
         for kind in [0_u32, 5, 8, 12] {
             let mut file = File::new();
             file.key("array", 9, &[&kind.to_le_bytes()[..], &count].concat());
-            assert!(
-                matches!(open(&file.bytes()), Err(GgufError::Truncated { .. })),
-                "array of type {kind}"
-            );
+            assert!(matches!(open(&file.bytes()), Err(GgufError::Truncated { .. })), "array of type {kind}");
         }
         let mut file = File::new();
         file.key("string", 8, &count);
-        assert!(
-            matches!(open(&file.bytes()), Err(GgufError::Truncated { .. })),
-            "string"
-        );
+        assert!(matches!(open(&file.bytes()), Err(GgufError::Truncated { .. })), "string");
     }
 }
 
@@ -212,13 +145,7 @@ fn tables_that_contradict_themselves_are_refused() {
             other => panic!("{other:?}"),
         }
     };
-    assert!(
-        damaged(&|file| file.keys.extend([
-            ("k".into(), vec![7, 0, 0, 0, 1]),
-            ("k".into(), vec![7, 0, 0, 0, 1])
-        ]))
-        .contains("twice")
-    );
+    assert!(damaged(&|file| file.keys.extend([("k".into(), vec![7, 0, 0, 0, 1]), ("k".into(), vec![7, 0, 0, 0, 1])])).contains("twice"));
     assert!(damaged(&|file| file.tensors.push(file.tensors[0].clone())).contains("twice"));
     assert!(damaged(&|file| file.tensors[0].1 = vec![48, 2]).contains("whole blocks"));
     assert!(damaged(&|file| file.tensors[0].1 = vec![32, 0]).contains("empty"));
@@ -230,20 +157,14 @@ fn tables_that_contradict_themselves_are_refused() {
     assert!(damaged(&|file| _ = file.integer("general.alignment", 24)).contains("alignment"));
     assert!(damaged(&|file| _ = file.key("k", 13, &[])).contains("value type 13"));
     assert!(damaged(&|file| _ = file.key("k", 7, &[2])).contains("boolean"));
-    assert!(
-        damaged(&|file| _ = file.key("k", 9, &[9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]))
-            .contains("array")
-    );
-    assert!(
-        damaged(&|file| _ = file.key("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff])).contains("utf-8")
-    );
+    assert!(damaged(&|file| _ = file.key("k", 9, &[9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])).contains("array"));
+    assert!(damaged(&|file| _ = file.key("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff])).contains("utf-8"));
 }
 
 #[test]
 fn a_tensor_type_that_is_not_read_keeps_its_name() {
     let mut file = File::new();
-    file.tensors
-        .push(("a".to_owned(), vec![256], Q4_K, vec![0; 144]));
+    file.tensors.push(("a".to_owned(), vec![256], Q4_K, vec![0; 144]));
     let gguf = open(&file.bytes()).unwrap();
     assert_eq!(gguf.tensor("a").unwrap().kind.name(), "Q4_K");
     assert!(matches!(gguf.tensor("b"), Err(GgufError::Tensor(name)) if name == "b"));

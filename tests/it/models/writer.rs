@@ -26,19 +26,13 @@ pub(crate) fn text(value: &str) -> Vec<u8> {
 
 impl File {
     pub(crate) fn new() -> Self {
-        Self {
-            version: 3,
-            alignment: 32,
-            keys: Vec::new(),
-            tensors: Vec::new(),
-        }
+        Self { version: 3, alignment: 32, keys: Vec::new(), tensors: Vec::new() }
     }
 
     /// Sets a key to raw bytes: the value's type and then the value.
     pub(crate) fn key(&mut self, key: &str, kind: u32, value: &[u8]) -> &mut Self {
         self.keys.retain(|(name, _)| name != key);
-        self.keys
-            .push((key.to_owned(), [&kind.to_le_bytes()[..], value].concat()));
+        self.keys.push((key.to_owned(), [&kind.to_le_bytes()[..], value].concat()));
         self
     }
 
@@ -56,47 +50,20 @@ impl File {
 
     pub(crate) fn strings(&mut self, key: &str, values: &[String]) -> &mut Self {
         let body: Vec<u8> = values.iter().flat_map(|value| text(value)).collect();
-        let head = [
-            &8_u32.to_le_bytes()[..],
-            &(values.len() as u64).to_le_bytes(),
-        ]
-        .concat();
+        let head = [&8_u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
         self.key(key, 9, &[head, body].concat())
     }
 
     pub(crate) fn integers(&mut self, key: &str, values: &[i32]) -> &mut Self {
-        let body: Vec<u8> = values
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect();
-        let head = [
-            &5_u32.to_le_bytes()[..],
-            &(values.len() as u64).to_le_bytes(),
-        ]
-        .concat();
+        let body: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let head = [&5_u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
         self.key(key, 9, &[head, body].concat())
     }
 
     /// Adds a tensor of `rows x columns` whose values `numbers` draws.
-    pub(crate) fn tensor(
-        &mut self,
-        name: &str,
-        rows: usize,
-        columns: usize,
-        kind: u32,
-        numbers: &mut Numbers,
-    ) -> &mut Self {
-        let dims = if rows == 1 {
-            vec![columns as u64]
-        } else {
-            vec![columns as u64, rows as u64]
-        };
-        self.tensors.push((
-            name.to_owned(),
-            dims,
-            kind,
-            numbers.tensor(kind, rows * columns),
-        ));
+    pub(crate) fn tensor(&mut self, name: &str, rows: usize, columns: usize, kind: u32, numbers: &mut Numbers) -> &mut Self {
+        let dims = if rows == 1 { vec![columns as u64] } else { vec![columns as u64, rows as u64] };
+        self.tensors.push((name.to_owned(), dims, kind, numbers.tensor(kind, rows * columns)));
         self
     }
 
@@ -151,8 +118,7 @@ impl Numbers {
         match kind {
             F32 => (0..count).for_each(|_| out.extend(self.float().to_le_bytes())),
             F16 => (0..count).for_each(|_| out.extend(half(self.float()))),
-            BF16 => (0..count)
-                .for_each(|_| out.extend(half::bf16::from_f32(self.float()).to_le_bytes())),
+            BF16 => (0..count).for_each(|_| out.extend(half::bf16::from_f32(self.float()).to_le_bytes())),
             _ => {
                 for _ in 0..count / 32 {
                     out.extend(half(0.01 + 0.02 * self.float().abs()));
@@ -168,16 +134,14 @@ impl Numbers {
 }
 
 /// Shape of [`tiny`]: two layers, 4 query heads over 2 key heads of 16, 64 wide, 96 inside, 300 tokens.
-pub(crate) const TINY: (usize, usize, usize, usize, usize, usize, usize) =
-    (2, 4, 2, 16, 64, 96, 300);
+pub(crate) const TINY: (usize, usize, usize, usize, usize, usize, usize) = (2, 4, 2, 16, 64, 96, 300);
 
 /// A tiny llama whose matrices are stored as `kind` and whose embedding is stored as `embedding`.
 pub(crate) fn tiny(kind: u32, embedding: u32) -> File {
     let (layers, heads, kv_heads, head_dim, width, inner, vocab) = TINY;
     let mut numbers = Numbers(7);
     let mut file = File::new();
-    file.string("general.architecture", "llama")
-        .string("general.name", "tiny");
+    file.string("general.architecture", "llama").string("general.name", "tiny");
     for (key, value) in [
         ("block_count", layers),
         ("context_length", 64),
@@ -189,35 +153,20 @@ pub(crate) fn tiny(kind: u32, embedding: u32) -> File {
     ] {
         file.integer(&format!("llama.{key}"), value as u32);
     }
-    file.float("llama.rope.freq_base", 10_000.0)
-        .float("llama.attention.layer_norm_rms_epsilon", 1e-5);
+    file.float("llama.rope.freq_base", 10_000.0).float("llama.attention.layer_norm_rms_epsilon", 1e-5);
 
     // The 256 bytes in the notation of byte-level BPE, two merges, and tokens of its own kind.
     let mut tokens: Vec<String> = ["<|end|>", "<|start|>"].map(str::to_owned).to_vec();
     let printable = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let others = (0..256_u32).filter(|byte| !printable(byte)).count() as u32;
-    tokens.extend(
-        (0..256)
-            .filter(printable)
-            .chain(256..256 + others)
-            .filter_map(char::from_u32)
-            .map(String::from),
-    );
+    tokens.extend((0..256).filter(printable).chain(256..256 + others).filter_map(char::from_u32).map(String::from));
     tokens.extend(["he", "hel"].map(str::to_owned));
     tokens.extend((tokens.len()..vocab).map(|id| format!("<|spare {id}|>")));
-    let types: Vec<i32> = (0..vocab)
-        .map(|id| if id < 2 || id >= 260 { 3 } else { 1 })
-        .collect();
-    file.string("tokenizer.ggml.model", "gpt2")
-        .string("tokenizer.ggml.pre", "smollm");
-    file.strings("tokenizer.ggml.tokens", &tokens)
-        .integers("tokenizer.ggml.token_type", &types);
-    file.strings(
-        "tokenizer.ggml.merges",
-        &["h e".to_owned(), "he l".to_owned()],
-    );
-    file.integer("tokenizer.ggml.eos_token_id", 0)
-        .integer("tokenizer.ggml.bos_token_id", 1);
+    let types: Vec<i32> = (0..vocab).map(|id| if !(2..260).contains(&id) { 3 } else { 1 }).collect();
+    file.string("tokenizer.ggml.model", "gpt2").string("tokenizer.ggml.pre", "smollm");
+    file.strings("tokenizer.ggml.tokens", &tokens).integers("tokenizer.ggml.token_type", &types);
+    file.strings("tokenizer.ggml.merges", &["h e".to_owned(), "he l".to_owned()]);
+    file.integer("tokenizer.ggml.eos_token_id", 0).integer("tokenizer.ggml.bos_token_id", 1);
     file.string("tokenizer.chat_template", "{{ messages }}");
 
     file.tensor("token_embd.weight", vocab, width, embedding, &mut numbers);
@@ -234,13 +183,7 @@ pub(crate) fn tiny(kind: u32, embedding: u32) -> File {
             ("ffn_up", inner, width, kind),
             ("ffn_down", width, inner, kind),
         ] {
-            file.tensor(
-                &format!("blk.{layer}.{part}.weight"),
-                rows,
-                columns,
-                kind,
-                &mut numbers,
-            );
+            file.tensor(&format!("blk.{layer}.{part}.weight"), rows, columns, kind, &mut numbers);
         }
     }
     file.tensor("output_norm.weight", 1, width, F32, &mut numbers);
