@@ -1,6 +1,6 @@
 //! Makes a `tokenizer.json` from the vocabulary and merges that a GGUF file carries.
 //!
-//! Byte-level BPE only, with the ways of cutting text before merging that are listed in [`pre_tokenizer`]. How each
+//! Byte-level BPE only, with the ways of cutting text before merging that are listed in `pre_tokenizer`. How each
 //! one cuts follows the tokenizers published with the models; the names are llama.cpp's (`tokenizer.ggml.pre`).
 
 use serde_json::{Map, Value as Json, json};
