@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,20 @@ import pytest
 def home(tmp_path: Path) -> Path:
     """A place for models that has none."""
     return tmp_path / "home"
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A model folder that passes for one until an engine opens it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 8}))
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    (folder / "model.onnx").write_bytes(b"")
+    return folder
 
 
 @pytest.fixture
