@@ -63,13 +63,25 @@ def http_bodies(random: random.Random) -> tuple[bytes, str | None]:
     if kind == 1:
         return random.choice([b"null", b"7", b'"input"', b"[]", b"[null]", b"true"]), "invalid_type"
     if kind == 2:
-        field = random.choice(["stream", "max_output_tokens", "temperature", "top_p", "instructions", "model", "seed", "user"])
+        field = random.choice(
+            ["stream", "max_output_tokens", "temperature", "top_p", "instructions", "model", "seed", "user"]
+        )
         return json.dumps({"input": "hello", field: other(random)}).encode(), "invalid_type"
     if kind == 3:
-        return json.dumps({"input": "hello", "model": f"gpt-{random.random()}", "stream": random.random() < 0.5}).encode(), "model_not_found"
+        return json.dumps(
+            {"input": "hello", "model": f"gpt-{random.random()}", "stream": random.random() < 0.5}
+        ).encode(), "model_not_found"
     if kind == 4:
         return json.dumps({"input": LONG, "stream": random.random() < 0.5}).encode(), "context_length_exceeded"
-    values = random.choice([{"temperature": 9}, {"max_output_tokens": 0}, {"input": [{"role": "robot", "content": "x"}]}, {"stop": ""}, {"input": None}])
+    values = random.choice(
+        [
+            {"temperature": 9},
+            {"max_output_tokens": 0},
+            {"input": [{"role": "robot", "content": "x"}]},
+            {"stop": ""},
+            {"input": None},
+        ]
+    )
     return json.dumps({"input": "hello", **values}).encode(), None
 
 

@@ -57,10 +57,14 @@ def test_the_example_of_the_ready_line_works_as_it_is_printed(home: Path) -> Non
         printed = one.process.out.text
         start = printed.index("curl ")
         command = printed[start : printed.index("\n\n", start)]
-        done = subprocess.run(["sh", "-c", command], capture_output=True, encoding="utf-8", timeout=DEADLINE, check=False)
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, encoding="utf-8", timeout=DEADLINE, check=False
+        )
         assert done.returncode == 0, done.stderr
         events = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("data: {")]
-        assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta").startswith(WORDS)
+        assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta").startswith(
+            WORDS
+        )
         assert events[-1]["type"] == "response.completed"
         assert done.stdout.rstrip().endswith("data: [DONE]")
 
@@ -82,7 +86,12 @@ def test_health_and_models_tell_of_the_model(engine: str, home: Path) -> None:
         status, models = one.get("/v1/models")
         assert (status, models["object"]) == (200, "list")
         [model] = models["data"]
-        assert (model["id"], model["object"], model["loaded"], model["context_length"]) == ("smollm2-135m", "model", True, 8192)
+        assert (model["id"], model["object"], model["loaded"], model["context_length"]) == (
+            "smollm2-135m",
+            "model",
+            True,
+            8192,
+        )
         assert one.get("/v1/models/smollm2-135m") == (200, model)
         status, error = one.get("/v1/models/other")
         assert (status, error["error"]["code"]) == (404, "model_not_found")
@@ -116,7 +125,9 @@ def test_an_answer_as_one_object_and_as_events_is_the_same(home: Path) -> None:
         assert deltas == text_of(response) == text_of(events[-1][1]["response"])
         counts = ("input_tokens", "output_tokens", "total_tokens")
         usages = (response["usage"], events[-1][1]["response"]["usage"])
-        assert {tuple(usage[count] for count in counts) for usage in usages} == {(prompt_length(["hello"]), 20, prompt_length(["hello"]) + 20)}
+        assert {tuple(usage[count] for count in counts) for usage in usages} == {
+            (prompt_length(["hello"]), 20, prompt_length(["hello"]) + 20)
+        }
 
 
 def test_the_echo_engine_answers_through_python(home: Path) -> None:
@@ -158,7 +169,9 @@ def test_a_client_that_leaves_frees_its_place(home: Path) -> None:
             if stream.status == 200:
                 assert next(iter(stream))[0] == "response.created"
             stream.close()
-        eventually(lambda: one.post({"input": "hello", "max_output_tokens": 3})[0] == 200, "a later request is answered")
+        eventually(
+            lambda: one.post({"input": "hello", "max_output_tokens": 3})[0] == 200, "a later request is answered"
+        )
 
 
 # Ends.
@@ -280,7 +293,13 @@ def test_help_and_version_are_no_errors(home: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["bake"], ["serve", "--port", "70000"], ["serve", "--port"], ["serve", "--engine", "steam"], ["worker", "--idle-ms", "soon"]],
+    [
+        ["bake"],
+        ["serve", "--port", "70000"],
+        ["serve", "--port"],
+        ["serve", "--engine", "steam"],
+        ["worker", "--idle-ms", "soon"],
+    ],
     ids=" ".join,
 )
 def test_arguments_that_mean_nothing_are_refused(arguments: list[str], home: Path) -> None:
@@ -291,7 +310,11 @@ def test_arguments_that_mean_nothing_are_refused(arguments: list[str], home: Pat
 
 def test_python_runs_it_as_a_module(home: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "emberd", "--version"], capture_output=True, encoding="utf-8", timeout=DEADLINE, check=False
+        [sys.executable, "-m", "emberd", "--version"],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=DEADLINE,
+        check=False,
     )
     assert done.returncode == 0
     assert done.stdout == run("--version", home=home).stdout
@@ -341,7 +364,11 @@ def test_chat_sends_its_system_text_and_says_why_it_was_refused(home: Path) -> N
 
 @pytest.mark.parametrize(
     ("url", "why"),
-    [("http://127.0.0.1:9", "could not reach"), ("https://127.0.0.1", "does not begin with http://"), ("nowhere", "is no address")],
+    [
+        ("http://127.0.0.1:9", "could not reach"),
+        ("https://127.0.0.1", "does not begin with http://"),
+        ("nowhere", "is no address"),
+    ],
 )
 def test_chat_without_a_server_is_a_clear_error(url: str, why: str, home: Path) -> None:
     done = run("chat", "--url", url, "hello", home=home)

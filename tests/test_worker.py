@@ -50,28 +50,46 @@ def test_a_load_tells_that_the_model_is_ready_and_is_answered_once(engine: str, 
         assert client.rest() == []
 
 
-@pytest.mark.parametrize(
-    ("engine", "expected"), [("mock", WORDS), ("echo", "user\nhell")], ids=["mock", "echo"]
-)
+@pytest.mark.parametrize(("engine", "expected"), [("mock", WORDS), ("echo", "user\nhell")], ids=["mock", "echo"])
 def test_a_chat_gets_exactly_one_text(engine: str, expected: str, place: Path, home: Path) -> None:
     with worker(place, engine=engine, home=home) as one, one.connect() as client:
         # Of the echo's ten ids the first is a special one, which is no text.
         client.send(chat("c", tokens=10 if engine == "echo" else 8))
         client.finish()
         replies = client.rest()
-        assert [reply for reply in replies if reply["type"] != "progress"] == [{"type": "text", "id": "c", "text": expected}]
+        assert [reply for reply in replies if reply["type"] != "progress"] == [
+            {"type": "text", "id": "c", "text": expected}
+        ]
         assert all(reply["id"] == "c" for reply in replies)
 
 
 def test_a_chat_goes_on_from_its_prefill_and_ends_with_its_stop(place: Path, home: Path) -> None:
     with worker(place, home=home) as one, one.connect() as client:
         assert client.ask(chat(1, tokens=100, stop="warm and"))["text"] == " a small model keeps warm and"
-        assert client.ask(chat(2, tokens=3, prefill="Well,", stop=None)) == {"type": "text", "id": 2, "text": " a small model"}
+        assert client.ask(chat(2, tokens=3, prefill="Well,", stop=None)) == {
+            "type": "text",
+            "id": 2,
+            "text": " a small model",
+        }
         assert client.ask({"type": "chat", "id": 3, "messages": [], "maxNewTokens": 1.9})["text"] == " a"
 
 
 @pytest.mark.parametrize(
-    "id", ['"a"', '""', '"\\u00e9\\n\\ud83d\\ude00"', "0", "-1.50", "1e3", "12345678901234567890123", "null", "true", '{"a": [1,  2]}', "[ ]", None]
+    "id",
+    [
+        '"a"',
+        '""',
+        '"\\u00e9\\n\\ud83d\\ude00"',
+        "0",
+        "-1.50",
+        "1e3",
+        "12345678901234567890123",
+        "null",
+        "true",
+        '{"a": [1,  2]}',
+        "[ ]",
+        None,
+    ],
 )
 def test_an_id_comes_back_as_it_was_sent(id: str | None, place: Path, home: Path) -> None:
     field = "" if id is None else f',"id":{id}'
@@ -92,7 +110,12 @@ def test_an_id_comes_back_as_it_was_sent(id: str | None, place: Path, home: Path
 def test_pipelined_requests_are_all_answered_under_their_ids(engine: str, place: Path, home: Path) -> None:
     with worker(place, engine=engine, home=home) as one, one.connect() as client:
         kinds = ["ping", "load", "chat"] * 20
-        client.send(*(chat(at, text=f"number {at}") if kind == "chat" else {"type": kind, "id": at} for at, kind in enumerate(kinds)))
+        client.send(
+            *(
+                chat(at, text=f"number {at}") if kind == "chat" else {"type": kind, "id": at}
+                for at, kind in enumerate(kinds)
+            )
+        )
         client.finish()
         replies = [reply for reply in client.rest() if reply["type"] != "progress"]
         assert sorted(reply["id"] for reply in replies) == list(range(len(kinds)))
@@ -213,7 +236,11 @@ def test_a_half_line_and_then_nobody_harms_no_one(place: Path, home: Path) -> No
 
 def test_a_last_line_without_its_newline_is_answered_too(place: Path, home: Path) -> None:
     with worker(place, home=home) as one:
-        for last, kind in ((b'{"type":"ping","id":9}', "pong"), (json.dumps(chat(9)).encode(), "text"), (b'{"type":', "error")):
+        for last, kind in (
+            (b'{"type":"ping","id":9}', "pong"),
+            (json.dumps(chat(9)).encode(), "text"),
+            (b'{"type":', "error"),
+        ):
             with one.connect() as client:
                 client.send({"type": "ping", "id": 1})
                 client.socket.sendall(last)
@@ -428,7 +455,10 @@ def test_a_pong_comes_before_any_engine_is_imported_and_a_load_without_one_names
     traps: tuple[str, Path], model_folder: Path, place: Path, home: Path
 ) -> None:
     path, marks = traps
-    with worker(place, "--model", model_folder, engine="onnx", home=home, PYTHONPATH=path) as one, one.connect() as client:
+    with (
+        worker(place, "--model", model_folder, engine="onnx", home=home, PYTHONPATH=path) as one,
+        one.connect() as client,
+    ):
         assert client.ask({"type": "ping", "id": 1}) == {"type": "pong", "id": 1, "tag": TAG}
         assert list(marks.iterdir()) == []
         for request in ({"type": "load", "id": 2}, chat(3)):
@@ -441,7 +471,18 @@ def test_a_pong_comes_before_any_engine_is_imported_and_a_load_without_one_names
 
 def test_a_model_that_is_not_there_is_an_error_of_the_start(place: Path, home: Path) -> None:
     with emberd(
-        "worker", "--socket", place, "--model-key", KEY, "--tag", TAG, "--engine", "onnx", "--model", "./no-such", home=home
+        "worker",
+        "--socket",
+        place,
+        "--model-key",
+        KEY,
+        "--tag",
+        TAG,
+        "--engine",
+        "onnx",
+        "--model",
+        "./no-such",
+        home=home,
     ) as process:
         assert process.wait() == 1
         assert "there is no file or folder ./no-such" in process.err.rest()
@@ -451,7 +492,17 @@ def test_a_model_that_is_not_there_is_an_error_of_the_start(place: Path, home: P
 
 def test_an_environment_that_names_the_model_is_heard(place: Path, home: Path) -> None:
     done = run(
-        "worker", "--socket", place, "--model-key", KEY, "--tag", TAG, "--engine", "onnx", home=home, EMBERD_WORKER_MODEL="./nowhere"
+        "worker",
+        "--socket",
+        place,
+        "--model-key",
+        KEY,
+        "--tag",
+        TAG,
+        "--engine",
+        "onnx",
+        home=home,
+        EMBERD_WORKER_MODEL="./nowhere",
     )
     assert isinstance(done, subprocess.CompletedProcess)
     assert done.returncode == 1

@@ -95,7 +95,9 @@ class Server:
         """Creates a response; the status and what came."""
         return self.request("POST", "/v1/responses", body, over)
 
-    def request(self, method: str, path: str, body: dict[str, Any] | bytes | None, over: Path | None) -> tuple[int, Any]:
+    def request(
+        self, method: str, path: str, body: dict[str, Any] | bytes | None, over: Path | None
+    ) -> tuple[int, Any]:
         connection = self.connection(over)
         try:
             content = json.dumps(body).encode() if isinstance(body, dict) else body
@@ -120,7 +122,9 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 @contextmanager
-def server(*options: str | Path, engine: str = "mock", home: Path, uds: Path | None = None, **env: str) -> Iterator[Server]:
+def server(
+    *options: str | Path, engine: str = "mock", home: Path, uds: Path | None = None, **env: str
+) -> Iterator[Server]:
     """A server on a free port, from its ready line until the block ends."""
     more = () if uds is None else ("--uds", uds)
     with emberd("serve", "--port", "0", "--engine", engine, *more, *options, home=home, **env) as process:
