@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -28,6 +32,20 @@ def model_folder(tmp_path: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     (folder / "model.onnx").write_bytes(b"")
     return folder
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the echo engine computes for 20 ms a step: thousands of tokens outlast any test."""
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import time\n"
+        "from emberd.echo import EchoEngine\n"
+        "step = EchoEngine.step\n"
+        "EchoEngine.step = lambda engine: (time.sleep(0.02), step(engine))[1]\n"
+    )
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
 @pytest.fixture

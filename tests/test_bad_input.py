@@ -1,4 +1,4 @@
-"""Ten thousand bad inputs through both doors: each is answered as clearly as it can be, and nothing of them stays behind."""
+"""Ten thousand bad inputs through both doors: each is answered as clearly as can be, and nothing of it stays behind."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import json
 import random
 import socket
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from support.process import Process, eventually
 from support.serve import Server, server, text_of
 from support.worker import Client, Worker, chat, worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and memory are read from /proc")
 

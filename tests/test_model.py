@@ -1,11 +1,12 @@
 """The real model through both doors: the golden answer, and what only a model that computes can show.
 
-The model is fetched once into the checkout's cache. `EMBERD_TEST_HOME` names another place for it, `EMBERD_TEST_MODEL` another
-model folder, which is then taken as it is.
+The model is fetched once into the checkout's cache. `EMBERD_TEST_HOME` names another place for it, `EMBERD_TEST_MODEL`
+another model folder, which is then taken as it is.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -13,16 +14,19 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+
 from support.process import command, emberd, environment, eventually, run
 from support.serve import Server, server, text_of
 from support.worker import TAG, chat, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -216,7 +220,7 @@ def test_openai_reads_the_stream_helper_and_the_errors(client: openai.OpenAI) ->
 
 
 def test_requests_that_run_together_get_the_answers_that_they_get_alone(one: Server) -> None:
-    # Questions whose answers the model is sure of: a kernel for several rows may round a near tie otherwise than one for a single row.
+    # Questions with sure answers: a kernel for several rows may round a near tie otherwise than one for a single row.
     questions = [
         f"What is the capital of {country}?" for country in ("France", "Italy", "Spain", "Germany", "Japan", "Greece")
     ]
@@ -248,7 +252,7 @@ def test_two_answers_really_run_together(one: Server) -> None:
     with ThreadPoolExecutor(2) as pool:
         counts = list(pool.map(follow, "ab"))
     assert min(counts) > tokens // 2
-    changes = sum(before != after for before, after in zip(arrivals, arrivals[1:], strict=False))
+    changes = sum(before != after for before, after in itertools.pairwise(arrivals))
     # One after the other would be a single change; in step, nearly every delta is one.
     assert changes > 20, "".join(arrivals)
 

@@ -1,4 +1,4 @@
-"""The HTTP door as its users meet it: a process, its ready line, requests as a stranger's client sends them, and the commands around it."""
+"""The HTTP door as its users meet it: a process, its ready line, requests of strangers, the commands around it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import socket
 import subprocess
 import sys
 from itertools import cycle, islice
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from support.process import DEADLINE, emberd, eventually, run
-from support.serve import Server, server, text_of
+from support.serve import Server, Stream, server, text_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WORDS = " a small model keeps warm and answers now"
 """What the mock says, eight tokens, over and over."""
@@ -161,33 +164,54 @@ def test_an_error_is_one_of_the_table(stream: bool, home: Path) -> None:
         assert "smollm2-135m" in error["message"]
 
 
-def test_a_client_that_leaves_frees_its_place(home: Path) -> None:
-    # One place and none to wait in: whoever is not let go keeps everybody else out.
-    with server("--max-batch", "1", "--queue", "0", engine="echo", home=home) as one:
-        for _ in range(5):
-            stream = one.stream({"input": [{"role": "user", "content": "x" * 4000}], "max_output_tokens": 4000})
+def test_a_client_that_leaves_frees_its_place(slow: dict[str, str], home: Path) -> None:
+    # One place and none to wait in, and answers that take minutes: whoever is not let go keeps everybody else out.
+    with server("--max-batch", "1", "--queue", "0", engine="echo", home=home, **slow) as one:
+
+        def begun() -> Stream | None:
+            stream = one.stream({"input": "hello", "max_output_tokens": 8000})
             if stream.status == 200:
-                assert next(iter(stream))[0] == "response.created"
+                return stream
             stream.close()
-        eventually(
-            lambda: one.post({"input": "hello", "max_output_tokens": 3})[0] == 200, "a later request is answered"
-        )
+            return None
+
+        for _ in range(3):
+            stream = eventually(begun, "there is room for a stream")
+            assert stream is not None
+            assert any(name == "response.output_text.delta" for name, _ in stream)
+            status, refused = one.post({"input": "hello"})
+            assert (status, refused["error"]["code"]) == (429, "queue_full")
+            stream.close()
+        short = {"input": "hello", "max_output_tokens": 3}
+        eventually(lambda: one.post(short)[0] == 200, "a later request is answered")
 
 
 # Ends.
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("engine", ["mock", "echo"])
-def test_a_signal_lets_a_stream_come_to_its_end(engine: str, number: int, home: Path) -> None:
-    with server("--grace", "0", engine=engine, home=home) as one:
-        body = {"input": [{"role": "user", "content": "x" * 4000}], "max_output_tokens": 4000}
-        with one.stream(body) as stream:
+def test_a_stream_that_outlasts_the_grace_ends_with_a_failure(slow: dict[str, str], number: int, home: Path) -> None:
+    with server("--grace", "0", engine="echo", home=home, **slow) as one:
+        with one.stream({"input": "hello", "max_output_tokens": 8000}) as stream:
             events = iter(stream)
             assert next(events)[0] == "response.created"
             one.process.signal(number)
-            names = [name for name, _ in events]
-        assert names[-1] in {"response.completed", "response.incomplete", "response.failed"}
+            name, event = list(events)[-1]
+        assert name == "response.failed"
+        assert "going away" in event["response"]["error"]["message"]
+        assert stream.done
+        assert one.process.wait() == 0
+
+
+def test_a_stream_within_the_grace_comes_to_its_own_end(slow: dict[str, str], home: Path) -> None:
+    with server(engine="echo", home=home, **slow) as one:
+        with one.stream({"input": "hello", "max_output_tokens": 20}) as stream:
+            events = iter(stream)
+            assert next(events)[0] == "response.created"
+            one.process.signal(signal.SIGTERM)
+            name, event = list(events)[-1]
+        assert name == "response.incomplete"
+        assert text_of(event["response"]) == echoed(["hello"], 20)
         assert stream.done
         assert one.process.wait() == 0
 

@@ -1,16 +1,16 @@
-"""Every engine on the extension module's own port: the same answers as on the strict stand-in that the rest of the suite uses."""
+"""Every engine on the extension module's own port: the same answers as on the strict stand-in of the other tests."""
 
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
-
 from cases import Case, prompt
-from emberd import _core, loop
 from fakeport import Admit, FakePort, Launch
+
+from emberd import _core, loop
+from support.process import DEADLINE, eventually
 
 if not hasattr(_core, "port"):
     pytest.skip("the extension module is not built", allow_module_level=True)
@@ -34,17 +34,20 @@ def test_an_engine_answers_on_the_real_port_as_on_the_strict_one(case: Case) -> 
     launch = Launch(case.engine, str(case.folder), _core.Settings(max_batch=3), port)
     thread = threading.Thread(target=loop.run, args=(launch,), daemon=True)
     thread.start()
-    readers = []
-    deadline = time.monotonic() + 60
-    while len(readers) < len(REQUESTS):
+
+    def ready() -> bool:
         try:
-            readers.append(doors.submit(*REQUESTS[len(readers)]))
+            doors.submit([8], 1).leave()
         except RuntimeError as error:
-            assert "still loading" in str(error), error
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+            if "still loading" not in str(error):
+                raise
+            return False
+        return True
+
+    eventually(ready, "the engine is ready")
+    readers = [doors.submit(*request) for request in REQUESTS]
     for at, reader in enumerate(readers, 1):
         assert _read(reader) == (strict.answers[at], strict.finishes[at])
     doors.close()
-    thread.join(60)
+    thread.join(DEADLINE)
     assert not thread.is_alive()

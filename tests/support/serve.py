@@ -6,12 +6,14 @@ import http.client
 import json
 import re
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support.process import DEADLINE, Process, emberd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 Event = tuple[str, dict[str, Any]]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support.process import DEADLINE, Process, emberd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 KEY, TAG = "tiny", "tag-1"
 
@@ -90,6 +92,6 @@ def worker(path: Path, *options: str | Path, engine: str = "mock", home: Path, *
         yield Worker(process, path)
 
 
-def chat(id: object, text: str = "hello", tokens: int = 8, **more: object) -> dict[str, Any]:
+def chat(at: object, text: str = "hello", tokens: int = 8, **more: object) -> dict[str, Any]:
     """A chat request."""
-    return {"type": "chat", "id": id, "messages": [{"role": "user", "content": text}], "maxNewTokens": tokens, **more}
+    return {"type": "chat", "id": at, "messages": [{"role": "user", "content": text}], "maxNewTokens": tokens, **more}
