@@ -68,11 +68,13 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
         Err(error) => return (None, Err(Error::new(Code::InvalidJson, format!("the line is not UTF-8 (byte {})", error.valid_up_to())))),
     };
     let envelope: Envelope<'_> = match serde_json::from_str(text) {
-        Ok(envelope) => envelope,
+        // Serde takes a list for an object whose fields come in order; here it is none.
+        Ok(envelope) if text.trim_start().starts_with('{') => envelope,
+        Ok(_) => return (None, Err(Error::new(Code::InvalidType, OBJECT).hint(FORM))),
         Err(error) if error.is_data() => {
             let what = match text.trim_start().as_bytes().first() {
                 Some(b'{') => format!("the line is not a request: {error}"),
-                _ => "a request is a JSON object, one a line".to_owned(),
+                _ => OBJECT.to_owned(),
             };
             return (None, Err(Error::new(Code::InvalidType, what).hint(FORM)));
         }
@@ -90,6 +92,7 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
     (id, request)
 }
 
+const OBJECT: &str = "a request is a JSON object, one a line";
 const FORM: &str = "send {\"type\":\"ping\",\"id\":\"1\"} and a newline, for example";
 const TYPES: &str = "the types are ping, load, chat and shutdown";
 
