@@ -148,10 +148,9 @@ impl Display {
 }
 
 fn bar(stage: Stage, file: &str, total: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
     let template = "{prefix:>11} {msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}";
-    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_prefix(stage.name());
-    bar.set_message(file.to_owned());
-    bar
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
+        .with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+        .with_prefix(stage.name())
+        .with_message(file.to_owned())
 }

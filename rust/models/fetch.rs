@@ -173,6 +173,7 @@ impl Shelf {
         let mut hash = Sha256::new();
         let mut buffer = vec![0; 1 << 20];
         let mut done = 0_u64;
+        report(done);
         loop {
             self.go_on()?;
             let read = member.read(&mut buffer).map_err(|error| damaged(error.to_string()))?;

@@ -131,6 +131,7 @@ pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMu
 
     let weights: u64 = gguf.tensors().values().map(|tensor| tensor.bytes() as u64).sum();
     let total = weights + gguf.file_bytes().len() as u64;
+    progress(0, total);
     let mut done = 0;
     let mut advance = |bytes: u64| {
         done += bytes;

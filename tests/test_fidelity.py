@@ -1,0 +1,125 @@
+"""What the import keeps of a model: its distance from the same weights in 32-bit floats, and the published answer.
+
+The reference is an independent forward pass in numpy (`reference/llama.py`), over the whole text at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parent / "reference"))
+
+from folder import Folder
+from kl import GOLDEN_ANSWER, GOLDEN_PROMPT, TEXT, distance
+from llama import Llama
+from tokenizers import Tokenizer
+
+from emberd import _core, loop
+from support.process import eventually
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+PIECE = 64
+"""Tokens of a prefill; what remains of the text is read in one more."""
+
+
+@pytest.fixture(scope="module")
+def folder(model_home: Path) -> Path:
+    """The model as `emberd models pull` leaves it."""
+    return model_home / "models" / "smollm2-135m"
+
+
+@pytest.fixture(scope="module")
+def text(folder: Path) -> list[int]:
+    """The text's ids, after the beginning of a sequence."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [1, *tokenizer.encode(TEXT, add_special_tokens=False).ids]
+
+
+@pytest.fixture(scope="module")
+def wanted(gguf: Path, text: list[int]) -> NDArray[np.float32]:
+    """The reference's logits after each id of the text."""
+    return Llama(gguf).logits(text)
+
+
+def test_the_import_keeps_the_distribution(folder: Path, text: list[int], wanted: NDArray[np.float32]) -> None:
+    found = distance(wanted, Folder(folder).logits(text))
+    assert found.positions >= 160
+    assert found.kl <= 0.01, found
+    assert found.top1 >= 0.95, found
+    # No single position is far off either, which a mean over many could hide.
+    assert found.worst <= 0.05, found
+
+
+def test_reading_in_pieces_keeps_it_too(folder: Path, text: list[int], wanted: NDArray[np.float32]) -> None:
+    pieces = [PIECE] * (len(text) // PIECE)
+    pieces += [len(text) - sum(pieces)]
+    ends = np.cumsum(pieces) - 1
+    found = distance(wanted[ends], Folder(folder).logits(text, pieces))
+    assert found.kl <= 0.01, found
+    assert found.top1 == 1.0, found
+
+
+def test_the_reference_and_the_measure_can_tell_a_difference(wanted: NDArray[np.float32]) -> None:
+    # A measure that found everything near would let every import pass.
+    assert distance(wanted, wanted)[:3] == (0.0, 0.0, 1.0)
+    assert distance(wanted, wanted * 1.1).kl > 0.001
+    assert distance(wanted, np.roll(wanted, 1, axis=0)).kl > 1
+
+
+def test_the_tokenizer_and_the_template_give_the_published_prompt(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompt = (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.encode(prompt, add_special_tokens=False).ids == GOLDEN_PROMPT
+    assert tokenizer.decode(GOLDEN_ANSWER) == "The capital of France is Paris."
+
+
+def answers(folder: Path, prompt: list[int], **settings: int) -> tuple[list[int], str | None]:
+    """What the engine answers over a port, greedily, and how it ends."""
+    doors, port = _core.port()
+    launch = SimpleNamespace(engine="onnx", folder=str(folder), settings=_core.Settings(**settings), port=port)
+    thread = threading.Thread(target=loop.run, args=(launch,))
+    thread.start()
+    try:
+        reader = submitted(doors, prompt)
+        ids: list[int] = []
+        finish = None
+        while (news := reader.read()) is not None:
+            ids += news[0]
+            finish = news[1] or finish
+        return ids, finish
+    finally:
+        doors.close()
+        thread.join()
+
+
+def submitted(doors: _core.Doors, prompt: list[int]) -> _core.Reader:
+    """A request, as soon as the engine is ready."""
+
+    def submit() -> _core.Reader | None:
+        try:
+            return doors.submit(prompt, 32)
+        except RuntimeError as error:
+            assert "still loading" in str(error), error
+            return None
+
+    return eventually(submit, "the engine is ready")
+
+
+@pytest.mark.parametrize("chunk", [None, 5], ids=["prompt in one piece", "prompt in pieces of 5"])
+def test_the_engine_gives_the_published_answer_token_for_token(chunk: int | None, folder: Path) -> None:
+    settings = {} if chunk is None else {"prefill_chunk": chunk}
+    assert answers(folder, GOLDEN_PROMPT, **settings) == (GOLDEN_ANSWER, "stop")
