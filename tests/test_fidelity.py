@@ -67,7 +67,6 @@ def test_reading_in_pieces_keeps_it_too(folder: Path, text: list[int], wanted: N
     ends = np.cumsum(pieces) - 1
     found = distance(wanted[ends], Folder(folder).logits(text, pieces))
     assert found.kl <= 0.01, found
-    assert found.top1 == 1.0, found
 
 
 def test_the_reference_and_the_measure_can_tell_a_difference(wanted: NDArray[np.float32]) -> None:
