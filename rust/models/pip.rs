@@ -28,7 +28,13 @@ runpy.run_module('pip', run_name='__main__', alter_sys=True)
 ///
 /// # Errors
 /// `download_failed` with pip's own reason, or when there is no pip; `shutting_down` when `cancelled` is set.
-pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled: &AtomicBool, report: &mut dyn FnMut(u64)) -> Result<PathBuf> {
+pub fn download(
+    python: Option<&Path>,
+    wheel: &Wheel,
+    staging: &Path,
+    cancelled: &AtomicBool,
+    report: &mut dyn FnMut(u64),
+) -> Result<PathBuf> {
     let (to, temporary, log) = (staging.join("wheel"), staging.join("tmp"), staging.join("pip.log"));
     for folder in [&to, &temporary] {
         fs::create_dir(folder).map_err(|error| Error::io(Code::DownloadFailed, "create", folder, &error))?;
@@ -39,7 +45,17 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
     let errors = output.try_clone().map_err(|error| Error::io(Code::DownloadFailed, "write", &log, &error))?;
     let mut command = Command::new(python);
     command
-        .args(["-c", PIP, "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--dest"])
+        .args([
+            "-c",
+            PIP,
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--progress-bar=off",
+            "--dest",
+        ])
         .arg(&to)
         .arg(format!("{}=={}", wheel.package, wheel.version))
         // pip gathers the file in its temporary folder: that is where its growth can be seen.
@@ -72,7 +88,13 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
     if !status.success() {
         return Err(failed(python, wheel, &String::from_utf8_lossy(&fs::read(&log).unwrap_or_default())));
     }
-    let found = fs::read_dir(&to).ok().into_iter().flatten().flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
+    let found = fs::read_dir(&to)
+        .ok()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|e| e == "whl"));
     found.ok_or_else(|| Error::new(Code::DownloadFailed, format!("pip fetched no wheel of {}", wheel.package)))
 }
 
@@ -96,6 +118,17 @@ fn failed(python: &Path, wheel: &Wheel, log: &str) -> Error {
     }
     // What pip foresaw is an error of one line; what it did not is a traceback, whose last line says it, under an error that says "Exception:".
     let foreseen = log.lines().rev().find_map(|line| line.trim().strip_prefix("ERROR: ")).filter(|line| *line != "Exception:");
+    // Where the index cannot be reached, the error is that it has no such package; what happened is in the warnings before.
+    if let Some((_, why)) = log.lines().rev().find_map(|line| line.split_once("after connection broken by ")) {
+        let why = why.rsplit_once(": /").map_or(why, |(why, _path)| why);
+        let why = why.rsplit_once(">: ").map_or(why, |(_object, why)| why).trim_matches(['\'', '"', '(', ')']);
+        return Error::new(
+            Code::DownloadFailed,
+            format!("could not fetch {}=={}: the package index cannot be reached: {why}", wheel.package, wheel.version),
+        )
+        .hint("check the network and pip's index settings (pip config list), then pull again")
+        .detail(log);
+    }
     let reason = foreseen.or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
     Error::new(Code::DownloadFailed, format!("{what}: {}", reason.unwrap_or("pip gave no reason").trim()))
         .hint("check the network and pip's index settings (pip config list), then pull again")
@@ -112,4 +145,43 @@ fn tree_size(folder: &Path) -> u64 {
             Err(_) => 0, // It went while we looked.
         })
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::catalog::KNOWN;
+
+    fn reason(log: &str) -> String {
+        failed(Path::new("python3"), &KNOWN[0].wheel, log).message.into_owned()
+    }
+
+    #[test]
+    fn a_foreseen_failure_is_told_in_pips_words() {
+        let log = "Looking in indexes: x\nERROR: Could not find a version\nERROR: No matching distribution found for x\n\n";
+        assert!(reason(log).ends_with("from the package index: No matching distribution found for x"));
+    }
+
+    #[test]
+    fn an_unforeseen_failure_is_told_by_the_last_line_of_its_traceback() {
+        let log = "ERROR: Exception:\nTraceback (most recent call last):\n  File \"x\"\nOSError: [Errno 28] No space left on device\n";
+        assert!(reason(log).ends_with(": OSError: [Errno 28] No space left on device"));
+        assert!(reason("").ends_with("pip gave no reason"));
+    }
+
+    #[test]
+    fn an_index_out_of_reach_is_told_as_that() {
+        let log = "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError('<pip.HTTPConnection object at 0x7f>: \
+                   Failed to establish a new connection: [Errno 111] Connection refused')': /simple/x/\nERROR: No matching distribution found for x\n";
+        assert!(
+            reason(log).ends_with("cannot be reached: Failed to establish a new connection: [Errno 111] Connection refused"),
+            "{}",
+            reason(log)
+        );
+    }
+
+    #[test]
+    fn a_python_without_pip_is_told_as_that() {
+        assert!(reason("/usr/bin/python3: No module named pip\n").ends_with("python3 has no pip"));
+    }
 }
