@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from cases import Case, prompt
-from fakeport import Admit, FakePort, Launch
 
+from cases import Case, prompt
 from emberd import _core, loop
+from fakeport import Admit, FakePort, Launch
 from support.process import DEADLINE, eventually
 
 if not hasattr(_core, "port"):
