@@ -200,6 +200,11 @@ def test_a_bad_line_gets_one_clear_error_and_the_next_request_works(place: Path,
             assert client.ask(chat(at)) == {"type": "text", "id": at, "text": WORDS}
 
 
+def test_an_escape_in_a_type_is_as_good_as_its_letter(place: Path, home: Path) -> None:
+    with worker(place, home=home) as one, one.connect() as client:
+        assert client.ask(b'{"type":"p\\u0069ng","id":1}') == {"type": "pong", "id": 1, "tag": TAG}
+
+
 def test_unknown_fields_and_blank_lines_are_passed_over(place: Path, home: Path) -> None:
     with worker(place, home=home) as one, one.connect() as client:
         client.send(b"", b"   \t", b"\r", b' {"type":"ping","id":1,"more":{"a":[1]}} \r')

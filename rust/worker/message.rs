@@ -3,6 +3,8 @@
 //! Requests are read leniently where clients differ (`id` may be anything and comes back as it came; unknown fields are ignored) and strictly where a
 //! guess would be wrong.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -81,7 +83,8 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
         Err(error) => return (None, Err(Error::new(Code::InvalidJson, format!("the line is not JSON: {error}")).hint(FORM))),
     };
     let id = envelope.id;
-    let request = match envelope.kind.map(RawValue::get) {
+    let kind = envelope.kind.map(plain);
+    let request = match kind.as_deref() {
         Some("\"ping\"") => Ok(Request::Ping),
         Some("\"load\"") => Ok(Request::Load),
         Some("\"shutdown\"") => Ok(Request::Shutdown),
@@ -90,6 +93,15 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
         None => Err(Error::new(Code::MissingRequiredParameter, "the request has no type").at("type").hint(TYPES)),
     };
     (id, request)
+}
+
+/// A type as it stands in the line, but with letters for the escapes that JSON allows in their place. Without any, nothing is allocated.
+fn plain(kind: &RawValue) -> Cow<'_, str> {
+    let raw = kind.get();
+    if !raw.contains('\\') {
+        return Cow::Borrowed(raw);
+    }
+    serde_json::from_str::<String>(raw).map_or(Cow::Borrowed(raw), |text| Cow::Owned(format!("\"{text}\"")))
 }
 
 const OBJECT: &str = "a request is a JSON object, one a line";
