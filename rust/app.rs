@@ -3,7 +3,7 @@
 //! The doors live on a thread of their own with its own runtime; the thread that called [`App::start`] is free to load engines.
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -152,11 +152,11 @@ async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {
     crate::serve::run(serve, listeners, models, stop).await
 }
 
-#[allow(clippy::print_stdout)] // The one line that a worker says there: it is bound.
 async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8> {
     let (listener, seat) = listen::claim(&options.socket, "tiny worker already listening on")?;
     let models = models?;
-    println!("omp tiny worker listening on {}", seat.path().display());
+    // The one line that a worker says there: it is bound. A launcher that does not care to hear it is no reason to end.
+    let _ = writeln!(std::io::stdout(), "omp tiny worker listening on {}", seat.path().display());
     let model = Arc::clone(models.default_model());
     let door = worker::Options {
         model_key: options.model_key.clone(),

