@@ -128,6 +128,15 @@ impl Error {
         Self { code, message: message.into(), param: None, hint: None, detail: None }
     }
 
+    /// An error from the text of another: what happened, and after a line break and `hint: ` what to do.
+    #[must_use]
+    pub fn parse(code: Code, text: &str) -> Self {
+        match text.split_once("\nhint: ") {
+            Some((message, hint)) => Self::new(code, message.to_owned()).hint(hint.to_owned()),
+            None => Self::new(code, text.to_owned()),
+        }
+    }
+
     /// Names the field at fault.
     #[must_use]
     pub fn at(mut self, param: impl Into<String>) -> Self {

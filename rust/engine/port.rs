@@ -103,6 +103,8 @@ struct State {
     running: HashMap<Id, Running>,
     /// Abandoned after they were handed over, and the engine not told yet.
     gone: Vec<Id>,
+    /// Places in the queue that are held for requests to come.
+    held: usize,
     tokens: u64,
     progress: Instant,
     phase: Phase,
@@ -162,6 +164,7 @@ pub fn port(queue_limit: usize) -> (Engine, Port) {
             waiting: VecDeque::new(),
             running: HashMap::new(),
             gone: Vec::new(),
+            held: 0,
             tokens: 0,
             progress: Instant::now(),
             phase: Phase::Loading,
@@ -183,35 +186,27 @@ impl Engine {
     /// Queues a request and gives the stream of its ids. Dropping the stream cancels the request.
     ///
     /// # Errors
-    /// `context_length_exceeded` when prompt and answer do not fit, `invalid_value` for an empty prompt, no ids, or an id outside the
-    /// vocabulary, `queue_full`, `model_loading` before the engine is ready, and the engine's own end when it is over.
+    /// Those of [`Engine::place`] and of [`Place::submit`].
     pub fn submit(&self, request: Request) -> Result<Generation> {
+        self.place()?.submit(request)
+    }
+
+    /// Holds a place in the queue for a request that is still being made. Dropping it gives it back.
+    ///
+    /// # Errors
+    /// `queue_full`, `model_loading` before the engine is ready, and the engine's own end when it is over.
+    pub fn place(&self) -> Result<Place> {
         let mut state = self.shared.lock();
-        let capabilities = match &state.phase {
-            Phase::Ready(capabilities) => Arc::clone(capabilities),
-            Phase::Loading => return Err(Error::new(Code::ModelLoading, "the model is still loading").hint("try again in a moment")),
-            Phase::Failed(error) => return Err(error.clone()),
-            Phase::Closed => return Err(closed()),
-        };
-        check(&request, &capabilities)?;
+        let capabilities = capabilities(&state)?;
         // Places that are free right now do not count against the queue.
         let free = (capabilities.max_batch as usize).saturating_sub(state.running.len());
-        if state.waiting.len() >= self.shared.queue_limit.saturating_add(free) {
-            return Err(Error::new(Code::QueueFull, format!("{} requests are waiting already, the limit", state.waiting.len()))
+        let taken = state.waiting.len() + state.held;
+        if taken >= self.shared.queue_limit.saturating_add(free) {
+            return Err(Error::new(Code::QueueFull, format!("{taken} requests are waiting already, the limit"))
                 .hint("try again later, or raise --queue"));
         }
-        let id = state.next_id;
-        state.next_id += 1;
-        let inbox = Arc::new(Inbox::new());
-        if state.running.is_empty() && state.waiting.is_empty() {
-            state.progress = Instant::now();
-        }
-        let prompt_tokens = request.prompt.len();
-        let admit = Admit { id, prompt: request.prompt, max_tokens: request.max_tokens, sampling: request.sampling };
-        state.waiting.push_back(Waiting { admit, inbox: Arc::clone(&inbox) });
-        drop(state);
-        self.shared.orders.notify_one();
-        Ok(Generation::new(id, prompt_tokens, inbox, Arc::clone(&self.shared)))
+        state.held += 1;
+        Ok(Place { shared: Arc::clone(&self.shared) })
     }
 
     /// Closes the port: what is in flight ends with `shutting_down`, and the engine's loop returns.
@@ -238,6 +233,50 @@ impl Engine {
         let state = self.shared.lock();
         let busy = !state.running.is_empty() || !state.waiting.is_empty();
         (busy && matches!(state.phase, Phase::Ready(_))).then(|| state.progress.elapsed())
+    }
+}
+
+/// A place in an engine's queue.
+pub struct Place {
+    shared: Arc<Shared>,
+}
+
+impl Place {
+    /// Puts a request there and gives the stream of its ids. Dropping the stream cancels the request.
+    ///
+    /// # Errors
+    /// `context_length_exceeded` when prompt and answer do not fit, `invalid_value` for an empty prompt, no ids, or an id outside the
+    /// vocabulary, and the engine's own end when it is over.
+    pub fn submit(self, request: Request) -> Result<Generation> {
+        let mut state = self.shared.lock();
+        check(&request, &*capabilities(&state)?)?;
+        let id = state.next_id;
+        state.next_id += 1;
+        let inbox = Arc::new(Inbox::new());
+        if state.running.is_empty() && state.waiting.is_empty() {
+            state.progress = Instant::now();
+        }
+        let prompt_tokens = request.prompt.len();
+        let admit = Admit { id, prompt: request.prompt, max_tokens: request.max_tokens, sampling: request.sampling };
+        state.waiting.push_back(Waiting { admit, inbox: Arc::clone(&inbox) });
+        drop(state);
+        self.shared.orders.notify_one();
+        Ok(Generation::new(id, prompt_tokens, inbox, Arc::clone(&self.shared)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.lock().held -= 1;
+    }
+}
+
+fn capabilities(state: &State) -> Result<Arc<Capabilities>> {
+    match &state.phase {
+        Phase::Ready(capabilities) => Ok(Arc::clone(capabilities)),
+        Phase::Loading => Err(Error::new(Code::ModelLoading, "the model is still loading").hint("try again in a moment")),
+        Phase::Failed(error) => Err(error.clone()),
+        Phase::Closed => Err(closed()),
     }
 }
 

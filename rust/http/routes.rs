@@ -73,7 +73,7 @@ pub(crate) async fn answer(app: &App, local: Local, request: Request<Incoming>) 
     if !body.discard().await {
         outbound::close(&mut response);
     }
-    if let Ok(Ok(id)) = responses::id("req_").map(HeaderValue::try_from) {
+    if let Ok(id) = HeaderValue::try_from(app.request_id()) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response

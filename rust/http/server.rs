@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -29,14 +30,14 @@ use super::outbound::{self, Body};
 use super::{Options, routes};
 use crate::error::{Code, Error};
 use crate::models::Models;
+use crate::responses::now;
 
 /// After the deadline, this long to write the last events; then connections are cut.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// When accepting fails, mostly for want of descriptors, this long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A socket that listens.
-#[derive(Debug)]
+/// A socket that listens. It is closed when the server begins to drain.
 pub enum Listener {
     /// On an address.
     Tcp(TcpListener),
@@ -61,9 +62,16 @@ pub(crate) struct App {
     pub(crate) models: Models,
     pub(crate) options: Options,
     pub(crate) phase: watch::Receiver<Phase>,
+    started: u64,
+    requests: AtomicU64,
 }
 
 impl App {
+    /// A name for a request, for the logs of both sides: when the server was started, and the request's number.
+    pub(crate) fn request_id(&self) -> String {
+        format!("req_{:x}_{:x}", self.started, self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// Waits until answers in flight must end.
     pub(crate) fn cut(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut phase = self.phase.clone();
@@ -89,7 +97,7 @@ pub async fn serve(listeners: Vec<Listener>, models: Models, options: Options, s
     let grace = options.grace;
     let (phase, receiver) = watch::channel(Phase::Serving);
     let permits = Arc::new(Semaphore::new(options.max_connections.min(Semaphore::MAX_PERMITS)));
-    let app = Arc::new(App { models, options, phase: receiver });
+    let app = Arc::new(App { models, options, phase: receiver, started: now(), requests: AtomicU64::new(1) });
     let mut acceptors = JoinSet::new();
     for listener in listeners {
         acceptors.spawn(accept(listener, Arc::clone(&app), Arc::clone(&permits)));

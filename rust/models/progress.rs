@@ -58,22 +58,27 @@ pub enum Progress {
 /// Where news of a load goes. Called from the thread that does the work, at most some ten times a second for each file.
 pub type Sink<'a> = &'a (dyn Fn(Progress) + Sync);
 
-/// Lets through at most ten reports a second, and always the first and the last of a stage.
+/// Lets through at most ten reports a second, and always the first and the last of a stage, each once.
 pub struct Throttle {
     last: Option<std::time::Instant>,
+    over: bool,
 }
 
 impl Throttle {
     /// Nothing reported yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { last: None }
+        Self { last: None, over: false }
     }
 
     /// Whether this report should go out.
     pub fn lets(&mut self, done: u64, total: u64) -> bool {
         let now = std::time::Instant::now();
-        let due = done >= total || self.last.is_none_or(|last| now.duration_since(last).as_millis() >= 100);
+        if self.over {
+            return false;
+        }
+        self.over = done >= total;
+        let due = self.over || self.last.is_none_or(|last| now.duration_since(last).as_millis() >= 100);
         if due {
             self.last = Some(now);
         }

@@ -97,18 +97,11 @@ impl Prompter {
 }
 
 fn refused(error: TemplateError) -> Error {
-    split(Code::InvalidValue, &error.to_string())
+    Error::parse(Code::InvalidValue, &error.to_string())
 }
 
 impl From<TokenizerError> for Error {
     fn from(error: TokenizerError) -> Self {
-        split(Code::ModelLoadFailed, &error.to_string())
-    }
-}
-
-fn split(code: Code, text: &str) -> Error {
-    match text.split_once("\nhint: ") {
-        Some((message, hint)) => Error::new(code, message.to_owned()).hint(hint.to_owned()),
-        None => Error::new(code, text.to_owned()),
+        Self::parse(Code::ModelLoadFailed, &error.to_string())
     }
 }

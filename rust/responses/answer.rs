@@ -4,16 +4,16 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::event::{Sink, Unheard};
 use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Request, Truncation};
 use super::stream::Stream;
-use crate::engine::Timing;
+use crate::engine::{Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
-use crate::models::{Answer, Ask, Model, Pieces, PromptOptions};
+use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions};
 use crate::prompt::{Role, Turn};
 
 /// A prompt of at most this many bytes is rendered where it is: that takes less time than handing it to another thread.
@@ -21,39 +21,76 @@ const INLINE: usize = 16 * 1024;
 /// A reader for whom more pieces than this have gathered gets them as one: it is slow, and fewer events help it.
 const BACKLOG: usize = 1024;
 
+/// Whether a prompt fits is known without making it when the window is this many times what its text could come to at most: an id stands
+/// for a byte at least, and what is left provides for tokenizers that write their text anew before they cut it.
+const MARGIN: usize = 2;
+/// Bytes that a template may add to a conversation, and to each turn.
+const TEMPLATE: (usize, usize) = (1024, 64);
+
 /// An answer under way.
 pub struct Running {
-    answer: Answer,
+    stage: Stage,
     pieces: Pieces,
     stream: Stream,
     arrival: Arrival,
 }
 
+/// How far it is.
+enum Stage {
+    /// Its place in the queue is held; its prompt is made when it is first polled.
+    Held(Box<Held>),
+    /// The engine has it.
+    Answering(Box<Answer>),
+    /// It ended before the engine had it.
+    Over,
+}
+
+/// A request whose prompt is still to be made.
+struct Held {
+    model: Arc<Model>,
+    place: Place,
+    turns: Vec<Turn>,
+    thinking: Option<bool>,
+    truncation: Truncation,
+    max_output_tokens: Option<u32>,
+    sampling: Option<Sampling>,
+    stop: Vec<String>,
+}
+
+impl Held {
+    /// Whether the prompt is so short that it fits the window whatever it becomes.
+    fn surely_fits(&self) -> bool {
+        let (whole, each) = TEMPLATE;
+        let bytes = whole + self.turns.iter().map(|turn| turn.text.len() + each).sum::<usize>();
+        bytes.saturating_mul(MARGIN) <= self.model.capabilities.context_length as usize && bytes <= INLINE
+    }
+
+    /// Makes the prompt and hands it to the engine.
+    fn answer(self) -> Result<Answer> {
+        let Self { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop } = self;
+        let prompt = prompt(&model, &turns, thinking, truncation, max_output_tokens)?;
+        // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
+        let room = model.room(prompt.len()).map_err(|error| error.at("input"))?;
+        let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
+        model.answer_at(place, prompt, Ask { max_tokens, sampling, stop, include_stop: false })
+    }
+}
+
 impl Running {
-    /// Renders the prompt and hands it to the engine. `created_at`: when the request arrived, in seconds since 1970.
+    /// Takes a place in the model's queue and, unless that can wait, makes the prompt and hands it to the engine. It can wait when the answer
+    /// is streamed and its prompt surely fits: then the first events need not wait for the prompt. `created_at`: when the request arrived, in
+    /// seconds since 1970.
     ///
     /// # Errors
     /// `context_length_exceeded` when the prompt leaves no room for an answer, `queue_full`, and what the template or the engine complains of.
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64) -> Result<Self> {
-        let Request { turns, max_output_tokens, temperature, top_p, top_k, seed, stop, truncation, echo, .. } = request;
-        let thinking = echo.reasoning.thinking();
-        let prompt = if turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {
-            prompt(&model, &turns, thinking, truncation, max_output_tokens)?
-        } else {
-            let model = Arc::clone(&model);
-            tokio::task::spawn_blocking(move || prompt(&model, &turns, thinking, truncation, max_output_tokens))
-                .await
-                .map_err(|error| Error::new(Code::ServerError, "the prompt could not be made").detail(error.to_string()))??
-        };
-        // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
-        let room = model.room(prompt.len()).map_err(|error| error.at("input"))?;
-        let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
-        let seed = match seed {
-            Some(seed) => seed,
-            None => random_seed()?,
-        };
+        let Request { turns, stream, max_output_tokens, temperature, top_p, top_k, seed, stop, truncation, echo, .. } = request;
+        let place = model.engine.place()?;
+        let [response_id, message_id, seeds] = random()?;
         // A mass of 0 means the likeliest id alone, which an engine knows as the smallest mass.
         let mass = top_p.map(|mass| mass.max(f32::MIN_POSITIVE));
+        // Below 2^53, which every JSON reader gives back as it came.
+        let seed = seed.unwrap_or(u64::from_le_bytes(*seeds.first_chunk().unwrap_or(&[0; 8])) >> 11);
         let sampling = model.defaults.sampling(temperature, mass, top_k, seed);
         let effective = Effective {
             temperature: sampling.map_or(0.0, |sampling| sampling.temperature),
@@ -61,8 +98,9 @@ impl Running {
             top_k: top_k.or(sampling.map(|sampling| sampling.top_k)).unwrap_or(0),
             seed: sampling.map(|sampling| sampling.seed),
         };
+        let thinking = echo.reasoning.thinking();
         let begin = Begin {
-            id: id("resp_")?,
+            id: name("resp_", response_id),
             created_at,
             model: model.id.clone(),
             max_output_tokens,
@@ -71,15 +109,19 @@ impl Running {
             truncation,
             echo,
         };
-        let message_id = id("msg_")?;
-        let answer = model.answer(prompt, Ask { max_tokens, sampling, stop, include_stop: false })?;
-        Ok(Self::new(answer, begin, message_id, arrival))
-    }
-
-    /// An answer that has been asked for already.
-    #[must_use]
-    pub fn new(answer: Answer, begin: Begin, message_id: String, arrival: Arrival) -> Self {
-        Self { answer, pieces: Pieces::default(), stream: Stream::new(begin, message_id), arrival }
+        let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop };
+        let stage = if stream && held.surely_fits() {
+            Stage::Held(Box::new(held))
+        } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {
+            Stage::Answering(Box::new(held.answer()?))
+        } else {
+            let answer = tokio::task::spawn_blocking(move || held.answer());
+            let fault =
+                |error: tokio::task::JoinError| Error::new(Code::ServerError, "the prompt could not be made").detail(error.to_string());
+            Stage::Answering(Box::new(answer.await.map_err(fault)??))
+        };
+        let stream = Stream::new(begin, name("msg_", message_id));
+        Ok(Self { stage, pieces: Pieces::default(), stream, arrival })
     }
 
     /// The first events, which wait for nothing.
@@ -89,11 +131,55 @@ impl Running {
 
     /// Tells the sink what has come. Ready with `true` when the last event has gone out, with `false` when more will follow.
     pub fn poll(&mut self, cx: &mut Context<'_>, sink: &mut impl Sink) -> Poll<bool> {
-        if self.stream.over() {
-            return Poll::Ready(true);
+        if !self.stream.over() {
+            match ready!(self.step(cx, sink)) {
+                None => {}
+                Some(Ok(ending)) => self.end(ending, sink),
+                Some(Err(error)) => self.fail(&error, sink),
+            }
         }
+        Poll::Ready(self.stream.over())
+    }
+
+    /// The response when the answer is over.
+    ///
+    /// # Errors
+    /// The engine's failure, or the template's.
+    pub async fn whole(&mut self) -> Result<&Response> {
+        while !self.stream.over() {
+            if let Some(ending) = poll_fn(|cx| self.step(cx, &mut Unheard)).await {
+                self.end(ending?, &mut Unheard);
+            }
+        }
+        Ok(self.stream.response())
+    }
+
+    /// Ends the response with an error, the engine's or that the server is going away, and the request with it.
+    pub fn fail(&mut self, error: &Error, sink: &mut impl Sink) {
+        let usage = self.usage();
+        self.stage = Stage::Over;
+        self.stream.fail(error, usage, sink);
+    }
+
+    fn end(&mut self, ending: Ending, sink: &mut impl Sink) {
+        self.stream.end(ending, self.usage(), now(), sink);
+    }
+
+    /// Takes the text that has come. Ready with `Some` once, at the end of the answer.
+    fn step(&mut self, cx: &mut Context<'_>, sink: &mut impl Sink) -> Poll<Option<Result<Ending>>> {
+        if matches!(self.stage, Stage::Held(_))
+            && let Stage::Held(held) = std::mem::replace(&mut self.stage, Stage::Over)
+        {
+            match held.answer() {
+                Ok(answer) => self.stage = Stage::Answering(Box::new(answer)),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+        let Stage::Answering(answer) = &mut self.stage else {
+            return Poll::Ready(Some(Err(Error::new(Code::ServerError, "the answer is over already"))));
+        };
         self.pieces.clear();
-        let Poll::Ready(end) = self.answer.poll(cx, &mut self.pieces) else { return Poll::Pending };
+        let end = ready!(answer.poll(cx, &mut self.pieces));
         if self.pieces.len() > BACKLOG {
             self.stream.text(self.pieces.text(), sink);
         } else {
@@ -101,43 +187,14 @@ impl Running {
                 self.stream.text(piece, sink);
             }
         }
-        match end {
-            None => {}
-            Some(Ok(ending)) => {
-                let usage = self.usage();
-                self.stream.end(ending, usage, now(), sink);
-            }
-            Some(Err(error)) => self.fail(&error, sink),
-        }
-        Poll::Ready(self.stream.over())
+        Poll::Ready(end)
     }
 
-    /// Ends the response with an error: the engine's, or that the server is going away.
-    pub fn fail(&mut self, error: &Error, sink: &mut impl Sink) {
-        let usage = self.usage();
-        self.stream.fail(error, Some(usage), sink);
-    }
-
-    /// The response when the answer is over.
-    ///
-    /// # Errors
-    /// The engine's failure.
-    pub async fn whole(&mut self) -> Result<&Response> {
-        loop {
-            self.pieces.clear();
-            let end = poll_fn(|cx| self.answer.poll(cx, &mut self.pieces)).await;
-            self.stream.text(self.pieces.text(), &mut Unheard);
-            if let Some(end) = end {
-                let usage = self.usage();
-                self.stream.end(end?, usage, now(), &mut Unheard);
-                return Ok(self.stream.response());
-            }
-        }
-    }
-
-    fn usage(&self) -> Usage {
-        let timing = Timing { tokens: self.answer.tokens(), ..self.answer.timing() };
-        Usage::new(self.answer.prompt_tokens(), &timing, &self.arrival)
+    /// What is known of tokens and times; nothing before the engine has the request.
+    fn usage(&self) -> Option<Usage> {
+        let Stage::Answering(answer) = &self.stage else { return None };
+        let timing = Timing { tokens: answer.tokens(), ..answer.timing() };
+        Some(Usage::new(answer.prompt_tokens(), &timing, &self.arrival))
     }
 }
 
@@ -193,31 +250,23 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// A name nobody has had: the prefix and 128 random bits.
-///
-/// # Errors
-/// `server_error` when the operating system has no random bytes.
-pub fn id(prefix: &str) -> Result<String> {
+/// A name that nobody has had: the prefix and 128 random bits.
+fn name(prefix: &str, bits: [u8; 16]) -> String {
     const HEX: &[u8; 16] = b"0123456789abcdef";
-    let bytes: [u8; 16] = random()?;
-    let mut id = String::with_capacity(prefix.len() + 2 * bytes.len());
-    id.push_str(prefix);
-    for byte in bytes {
+    let mut name = String::with_capacity(prefix.len() + 2 * bits.len());
+    name.push_str(prefix);
+    for byte in bits {
         for digit in [byte >> 4, byte & 15] {
-            id.push(char::from(HEX[usize::from(digit)]));
+            name.push(char::from(HEX[usize::from(digit)]));
         }
     }
-    Ok(id)
+    name
 }
 
-/// A seed below 2^53, which every JSON reader gives back as it came.
-fn random_seed() -> Result<u64> {
-    Ok(u64::from_le_bytes(random()?) >> 11)
-}
-
-fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)
+/// Random bits for two names and a seed, in one call to the operating system.
+fn random() -> Result<[[u8; 16]; 3]> {
+    let mut bits = [[0; 16]; 3];
+    getrandom::fill(bits.as_flattened_mut())
         .map_err(|error| Error::new(Code::ServerError, "the system has no random bytes").detail(error.to_string()))?;
-    Ok(bytes)
+    Ok(bits)
 }

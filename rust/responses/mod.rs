@@ -11,7 +11,7 @@ pub mod request;
 pub mod stream;
 mod validate;
 
-pub use answer::{Running, id, now};
+pub use answer::{Running, now};
 pub use event::{Event, Sink, Unheard};
 pub use object::{Arrival, Begin, Effective, Response, Usage};
 pub use request::Request;

@@ -29,9 +29,11 @@ impl Stream {
 
     /// Says that the request has been taken.
     pub fn begin(&mut self, sink: &mut impl Sink) {
+        // Nothing in a response can fail to be written: its maps have strings for keys.
+        let Ok(response) = serde_json::value::to_raw_value(&self.response) else { return };
         let [created, in_progress] = [self.number(), self.number()];
-        sink.event(Event::Created { sequence_number: created, response: &self.response });
-        sink.event(Event::InProgress { sequence_number: in_progress, response: &self.response });
+        sink.event(Event::Created { sequence_number: created, response: &response });
+        sink.event(Event::InProgress { sequence_number: in_progress, response: &response });
     }
 
     /// Adds text. An empty one says nothing.
@@ -56,12 +58,12 @@ impl Stream {
     }
 
     /// Ends the response as the answer ended, at `now` seconds since 1970. An answer without text has a message all the same.
-    pub fn end(&mut self, ending: Ending, usage: Usage, now: u64, sink: &mut impl Sink) {
+    pub fn end(&mut self, ending: Ending, usage: Option<Usage>, now: u64, sink: &mut impl Sink) {
         if self.over {
             return;
         }
         self.open(sink);
-        self.response.usage = Some(usage);
+        self.response.usage = usage;
         match ending {
             Ending::Stop | Ending::StopString => {
                 self.close(ItemStatus::Completed, sink);

@@ -57,12 +57,12 @@ fn run(pieces: &[String], end: End) -> (Vec<Value>, Value) {
         stream.text(piece, &mut heard);
     }
     match end {
-        End::Ending(ending) => stream.end(ending, usage(), 9, &mut heard),
+        End::Ending(ending) => stream.end(ending, Some(usage()), 9, &mut heard),
         End::Failure => stream.fail(&Error::new(Code::EngineFailed, "it broke"), None, &mut heard),
     }
     // What comes after the end is not heard.
     stream.text("late", &mut heard);
-    stream.end(Ending::Stop, usage(), 10, &mut heard);
+    stream.end(Ending::Stop, Some(usage()), 10, &mut heard);
     stream.fail(&Error::new(Code::ServerError, "late"), None, &mut heard);
     assert!(stream.over());
     (heard.0, serde_json::to_value(stream.response()).unwrap())

@@ -1,0 +1,9 @@
+//! Writes ONNX models: the file format (`proto`), a graph under construction with its weights (`graph`), matrix products
+//! over the weight formats of GGUF (`linear`), and the decoder that is made of them (`decoder`).
+//!
+//! The graphs are made for ONNX Runtime: next to the standard operators they use its `com.microsoft` ones.
+
+pub mod decoder;
+pub mod graph;
+mod linear;
+pub mod proto;

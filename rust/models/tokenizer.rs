@@ -1,0 +1,126 @@
+//! Makes a `tokenizer.json` from the vocabulary and merges that a GGUF file carries.
+//!
+//! Byte-level BPE only, with the ways of cutting text before merging that are listed in [`pre_tokenizer`]. How each
+//! one cuts follows the tokenizers published with the models; the names are llama.cpp's (`tokenizer.ggml.pre`).
+
+use serde_json::{Map, Value as Json, json};
+
+use super::gguf::{Gguf, GgufError};
+use super::import::ImportError;
+use super::llama::SpecialIds;
+
+/// Token types of `tokenizer.ggml.token_type` that become tokens of their own, whatever the text around them.
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+
+/// Cuts words with their leading space, numbers of one to three digits, punctuation and line ends apart (Llama 3).
+const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The same with digits one by one (Qwen 2).
+const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The tokenizer as `tokenizer.json` holds it.
+///
+/// # Errors
+/// Another tokenizer model or pre-tokenizer, a vocabulary that is missing or contradicts itself.
+pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportError> {
+    let model = gguf.text("tokenizer.ggml.model").ok_or_else(|| key("tokenizer.ggml.model", "a string"))?;
+    if model != "gpt2" {
+        return Err(ImportError::Unsupported { what: format!("a tokenizer of model {model}") });
+    }
+    let tokens = gguf.texts("tokenizer.ggml.tokens").ok_or_else(|| key("tokenizer.ggml.tokens", "an array of strings"))?;
+    let merges = gguf.texts("tokenizer.ggml.merges").ok_or_else(|| key("tokenizer.ggml.merges", "an array of strings"))?;
+    let types = gguf.integers("tokenizer.ggml.token_type").unwrap_or_default();
+    let pre = gguf.text("tokenizer.ggml.pre").unwrap_or("default");
+
+    let mut vocabulary = Map::with_capacity(tokens.len());
+    for (id, token) in tokens.iter().enumerate() {
+        if vocabulary.insert(token.clone(), id.into()).is_some() {
+            return Err(broken(format!("token {token:?} is in the vocabulary twice")));
+        }
+    }
+    let added = tokens.iter().zip(types).enumerate().filter(|(_, (_, kind))| [CONTROL, USER_DEFINED].contains(kind));
+    let added: Vec<Json> = added
+        .map(|(id, (content, kind))| {
+            json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": *kind == CONTROL })
+        })
+        .collect();
+    let pairs: Result<Vec<_>, _> = merges
+        .iter()
+        .map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right])).ok_or_else(|| broken(format!("{merge:?} is no merge"))))
+        .collect();
+
+    let tokenizer = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": if pre == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null },
+        "pre_tokenizer": pre_tokenizer(pre)?,
+        "post_processor": post_processor(gguf, ids, tokens),
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": pre == "llama-bpe",
+            "vocab": vocabulary,
+            "merges": pairs?,
+        },
+    });
+    let text = tokenizer.to_string();
+    match text.parse::<tokenizers::Tokenizer>() {
+        Ok(_) => Ok(text),
+        Err(error) => Err(broken(error.to_string())),
+    }
+}
+
+/// How text is cut before merging.
+fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
+    let byte_level = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
+    let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+    let sequence = |steps: Vec<Json>| json!({ "type": "Sequence", "pretokenizers": steps });
+    Ok(match pre {
+        "gpt-2" => byte_level(true),
+        "smollm" => sequence(vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
+        "llama-bpe" | "llama3" | "llama-v3" => sequence(vec![split(LLAMA3_WORDS), byte_level(false)]),
+        "qwen2" => sequence(vec![split(QWEN2_WORDS), byte_level(false)]),
+        "default" => sequence(vec![
+            split(r"[\p{P}\$\+<=>\^~\|]+"),
+            split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
+            split(r"\p{N}+"),
+            split("[0-9][0-9][0-9]"),
+            byte_level(false),
+        ]),
+        other => return Err(ImportError::Unsupported { what: format!("the pre-tokenizer {other}") }),
+    })
+}
+
+/// Puts the first token in front of a text, for models that are made so; templates encode without it.
+fn post_processor(gguf: &Gguf, ids: &SpecialIds, tokens: &[String]) -> Json {
+    let wanted = gguf.integer("tokenizer.ggml.add_bos_token").is_some_and(|flag| flag != 0);
+    let bos = ids.bos.and_then(|id| tokens.get(id as usize).map(|token| (id, token)));
+    let Some((id, token)) = bos.filter(|_| wanted) else {
+        return Json::Null;
+    };
+    let special = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
+    let sequence = |id: &str, type_id: u8| json!({ "Sequence": { "id": id, "type_id": type_id } });
+    json!({
+        "type": "TemplateProcessing",
+        "single": [special, sequence("A", 0)],
+        "pair": [special, sequence("A", 0), special, sequence("B", 1)],
+        "special_tokens": { token.clone(): { "id": token, "ids": [id], "tokens": [token] } },
+    })
+}
+
+fn key(key: &str, expected: &'static str) -> ImportError {
+    GgufError::Key { key: key.to_owned(), expected }.into()
+}
+
+fn broken(what: String) -> ImportError {
+    ImportError::Tokenizer { what }
+}
