@@ -140,7 +140,7 @@ impl Connection {
 
     fn take_lines(&mut self) {
         while self.stop.reason().is_none()
-            && let Some(line) = self.frames.next()
+            && let Some(line) = self.frames.line()
         {
             self.take(&line);
         }
@@ -322,5 +322,57 @@ impl Task {
         let (text, ending) = answer.rest().await?;
         tracing::debug!(prompt = answer.prompt_tokens(), tokens = answer.tokens(), ?ending, "answered");
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Settings;
+    use crate::engine::host::launcher;
+    use crate::models::Models;
+    use crate::models::fetch::Shelf;
+
+    /// A connection whose model is never asked for.
+    fn connection() -> Connection {
+        let (launcher, _) = launcher(1);
+        let models = Models::new(&["m".to_owned()], Shelf::new("unused".into(), None), launcher, "mock", Settings::default()).unwrap();
+        let options = Options { model_key: "m".into(), tag: "t".into(), max_line: 1000, max_in_flight: 8 };
+        Connection::new(Arc::clone(models.default_model()), Arc::new(options), Idle::new(Duration::MAX), Stop::default())
+    }
+
+    async fn after(work: impl Future<Output = Answer> + Send + 'static) -> Connection {
+        let mut connection = connection();
+        connection.sender.send(b"news\n".to_vec()).await.unwrap();
+        let task = connection.work.spawn(work);
+        connection.owed.insert(task.id(), Some(RawValue::from_string("7".into()).unwrap()));
+        let ended = connection.work.join_next_with_id().await.unwrap();
+        connection.ended(ended);
+        assert!(connection.owed.is_empty());
+        connection
+    }
+
+    #[tokio::test]
+    async fn an_answer_follows_the_news_that_came_before_it() {
+        let connection = after(async { Answer::Line(b"answer\n".to_vec()) }).await;
+        assert_eq!((connection.out.as_slice(), connection.hang_up), (&b"news\nanswer\n"[..], false));
+        assert!(after(async { Answer::HangUp }).await.hang_up);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_answered_with_an_error() {
+        let connection = after(async { panic!("a fault") }).await;
+        let said = String::from_utf8(connection.out).unwrap();
+        assert_eq!(said, "news\n{\"type\":\"error\",\"id\":7,\"error\":\"a fault of the worker; its log has the detail\"}\n");
+    }
+
+    #[tokio::test]
+    async fn an_emptied_buffer_gives_its_memory_back() {
+        let mut connection = connection();
+        connection.out = vec![b'x'; 10 * KEEP];
+        connection.written(KEEP);
+        assert_eq!(connection.out.len(), 9 * KEEP);
+        connection.written(9 * KEEP);
+        assert_eq!(connection.out.capacity(), 0);
     }
 }

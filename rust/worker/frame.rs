@@ -40,7 +40,7 @@ impl Frames {
     }
 
     /// The next line, if a whole one is here.
-    pub fn next(&mut self) -> Option<Line> {
+    pub fn line(&mut self) -> Option<Line> {
         loop {
             let fresh = self.buffer.get(self.scanned..).unwrap_or_default();
             let Some(at) = memchr::memchr(b'\n', fresh).map(|at| at + self.scanned) else {

@@ -1,7 +1,7 @@
 //! What a request may say, and what is said of one that says something else.
 
 use emberd::error::Code;
-use emberd::models::Role;
+use emberd::prompt::Role;
 use emberd::responses::Request;
 use serde_json::{Value, json};
 

@@ -223,9 +223,7 @@ async fn one_load_serves_all_who_ask_and_each_gets_an_answer_of_its_kind() {
     let ready = json!({"modelKey": "tiny", "status": "ready", "task": "text-generation", "model": "mock/one"});
     for client in [&mut first, &mut second] {
         assert_eq!(client.next().await, json!({"type": "progress", "id": "1", "event": ready}));
-        if client.next().await != json!({"type": "loaded", "id": "1"}) {
-            panic!("not loaded");
-        }
+        assert_eq!(client.next().await, json!({"type": "loaded", "id": "1"}));
     }
     assert_eq!(second.next().await, json!({"type": "text", "id": "2", "text": words(1)}));
 }
@@ -238,6 +236,8 @@ async fn chats_of_one_connection_run_together() {
     for (id, tokens) in [("long", 5), ("short", 2), ("middle", 3)] {
         client.say(chat(id, tokens)).await;
     }
+    worker.until_asked(3).await;
+    gate.send(()).unwrap(); // Whatever the mock had taken before this step, it takes the others after it.
     worker.until(3, 0).await;
     drop(gate);
     let mut texts = Vec::new();
@@ -257,7 +257,7 @@ async fn a_connection_may_have_so_many_requests_in_flight_and_hears_of_the_limit
     let mut client = worker.client().await;
     client.say(chat("1", 1)).await;
     client.say(chat("2", 1)).await;
-    worker.until(2, 0).await;
+    worker.until_asked(2).await;
     client.say(chat("3", 1)).await;
     let error = client.answer().await;
     assert_eq!(

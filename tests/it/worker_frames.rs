@@ -21,7 +21,7 @@ fn feed<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, max: usize) -> Vec<Resul
     };
     for chunk in chunks {
         frames.buffer().extend_from_slice(chunk);
-        found.extend(std::iter::from_fn(|| frames.next()).map(keep));
+        found.extend(std::iter::from_fn(|| frames.line()).map(keep));
         assert!(frames.buffer().len() <= max, "what is over the cap is not kept");
     }
     found.extend(frames.finish().map(keep));
@@ -79,13 +79,13 @@ fn a_line_of_64_mib_over_the_cap_costs_no_memory_and_the_next_is_fine() {
     let mut most = 0;
     for _ in 0..(64 << 20) / CHUNK.len() {
         frames.buffer().extend_from_slice(CHUNK);
-        assert_eq!(frames.next(), None);
+        assert_eq!(frames.line(), None);
         most = most.max(frames.buffer().capacity());
     }
     assert!(most <= 4 << 20, "{most} bytes were held");
     frames.buffer().extend_from_slice(b"\nnext\n");
-    assert_eq!(frames.next(), Some(Line::TooLong(64 << 20)));
-    assert_eq!(frames.next(), Some(Line::Whole(b"next"[..].into())));
+    assert_eq!(frames.line(), Some(Line::TooLong(64 << 20)));
+    assert_eq!(frames.line(), Some(Line::Whole(b"next"[..].into())));
 }
 
 #[test]
@@ -94,11 +94,11 @@ fn a_line_of_64_mib_within_the_cap_is_searched_once() {
     let mut frames = Frames::new(64 << 20);
     for _ in 0..(64 << 20) / CHUNK.len() {
         frames.buffer().extend_from_slice(CHUNK);
-        assert_eq!(frames.next(), None); // Looking at all of it each time would be 550 GB.
+        assert_eq!(frames.line(), None); // Looking at all of it each time would be 550 GB.
     }
     frames.buffer().extend_from_slice(b"\nnext");
-    assert!(matches!(frames.next(), Some(Line::Whole(line)) if line.len() == 64 << 20));
-    assert_eq!(frames.next(), None);
+    assert!(matches!(frames.line(), Some(Line::Whole(line)) if line.len() == 64 << 20));
+    assert_eq!(frames.line(), None);
     assert!(frames.buffer().capacity() <= 1 << 20, "the long line's memory went with it");
     assert_eq!(frames.finish(), Some(Line::Whole(b"next"[..].into())));
 }

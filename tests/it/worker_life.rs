@@ -78,7 +78,7 @@ async fn a_client_that_only_stops_sending_gets_its_answers() {
     client.say(chat("1", 2)).await;
     client.writer.write_all(chat("2", 3).as_bytes()).await.unwrap(); // The last line needs no newline.
     client.writer.shutdown().await.unwrap();
-    worker.until(2, 0).await;
+    worker.until_asked(2).await;
     drop(gate);
     assert_eq!(client.answer().await["text"], words(2));
     assert_eq!(client.answer().await["text"], words(3));
@@ -132,14 +132,23 @@ async fn a_shutdown_ends_the_worker_at_once_whatever_runs() {
     idle.say("{\"type\":\"ping\",\"id\":\"2\"}\n{\"type\":\"shutdown\",\"id\":\"replace\"}\n{\"type\":\"ping\",\"id\":\"3\"}").await;
     assert_eq!(idle.next().await["id"], "2");
     assert_eq!(idle.line().await, None);
-    loop {
-        match busy.line().await {
-            Some(line) => assert!(line.starts_with("{\"type\":\"progress\""), "{line}"),
-            None => break,
-        }
+    while let Some(line) = busy.line().await {
+        assert!(line.starts_with("{\"type\":\"progress\""), "{line}");
     }
     assert_eq!(worker.ended().await, Reason::Asked);
     UnixStream::connect(worker.path()).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_worker_and_its_number_is_the_exit_code() {
+    let mut worker = Worker::absent(options());
+    let mut client = worker.client().await;
+    assert_eq!(client.ask(r#"{"type":"ping","id":"1"}"#).await["type"], "pong");
+    worker.stop.stop(Reason::Signal(15));
+    worker.stop.stop(Reason::Asked); // The first reason counts.
+    assert_eq!(worker.ended().await, Reason::Signal(15));
+    assert_eq!(client.line().await, None);
+    assert_eq!([Reason::Signal(15), Reason::Signal(2), Reason::Idle, Reason::Asked].map(Reason::exit_code), [143, 130, 0, 0]);
 }
 
 #[tokio::test]

@@ -82,13 +82,12 @@ fn what_is_no_request_is_refused_with_what_it_is() {
     for line in ["{oops", "{\"type\":", "nul", "{} {}", "{\"type\":\"ping\"}x"] {
         assert_eq!(refused(line).0, Code::InvalidJson, "{line}");
     }
-    for line in ["null", "5", "[]", "\"ping\"", "true"] {
+    for line in ["null", "5", "[]", "[\"ping\", \"1\"]", "\"ping\"", "true"] {
         assert_eq!(refused(line), (Code::InvalidType, "a request is a JSON object, one a line".into()), "{line}");
     }
     assert_eq!(refused("{}").0, Code::MissingRequiredParameter);
     assert_eq!(refused(r#"{"type":7}"#), (Code::InvalidValue, "unknown request type: 7".into()));
     assert_eq!(refused(b"{\"type\":\"\xff\xfe\"}"), (Code::InvalidJson, "the line is not UTF-8 (byte 9)".into()));
-    assert_eq!(refused("[".repeat(100_000)).0, Code::InvalidType);
     assert_eq!(refused(format!(r#"{{"type":"chat","messages":{}"#, "[".repeat(100_000))).0, Code::InvalidJson);
     let (_, message) = refused(format!(r#"{{"type":"{}"}}"#, "x".repeat(1 << 20)));
     assert!(message.len() < 200, "what a client sent does not come back whole");
@@ -102,7 +101,8 @@ proptest! {
 
     #[test]
     fn no_escapes_are_a_fault(content in r#"(\\u[dD][89a-fA-F][0-9a-f]{2}|\\u[0-9a-f]{0,4}|\\.|[a-z🙂é"]){0,12}"#) {
-        let (id, _) = parse(format!(r#"{{"type":"chat","id":7,"messages":[{{"role":"user","content":"{content}"}}]}}"#).as_bytes());
+        let line = format!(r#"{{"type":"chat","id":7,"messages":[{{"role":"user","content":"{content}"}}]}}"#);
+        let (id, _) = parse(line.as_bytes());
         prop_assert!(id.is_none_or(|id| id.get() == "7"));
     }
 }

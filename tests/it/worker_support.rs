@@ -99,6 +99,11 @@ impl Worker {
         until(&what, || (self.load().running, self.load().waiting) == (running, waiting)).await;
     }
 
+    /// Waits until the engine has, or will get, this many requests.
+    pub async fn until_asked(&self, requests: usize) {
+        until(&format!("{requests} requests"), || self.load().running + self.load().waiting == requests).await;
+    }
+
     /// How the worker ended.
     pub async fn ended(&mut self) -> Reason {
         tokio::time::timeout(PATIENCE, &mut self.task).await.unwrap().unwrap()
