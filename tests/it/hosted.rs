@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use emberd::engine::host::Launches;
 use emberd::engine::mock::{Fault, Mock};
-use emberd::engine::{Capabilities, Launch};
+use emberd::engine::Launch;
 use emberd::error::Code;
 use emberd::models::{Hosted, Models, State};
 
 use crate::http_support::{PATIENCE, gated, models, until};
+use crate::worker_support::{aside, orders_after_loading};
 
 fn hosted() -> (Models, Arc<Hosted>, Launches) {
     let (models, launches) = models(8);
@@ -18,8 +19,7 @@ fn hosted() -> (Models, Arc<Hosted>, Launches) {
 
 /// The next launch: it is there once a load has got as far as the engine.
 async fn launch(launches: Launches) -> (Launch, Launches) {
-    let next = tokio::task::spawn_blocking(move || (launches.next().unwrap(), launches));
-    tokio::time::timeout(PATIENCE, next).await.unwrap().unwrap()
+    aside(move || (launches.next().unwrap(), launches)).await
 }
 
 fn run(launch: Launch, mock: Mock) {
@@ -41,8 +41,7 @@ async fn one_load_serves_all_and_only_the_first_started_it() {
     let third = hosted.load();
     assert!(!third.started && Arc::ptr_eq(&third.model().await.unwrap(), &one));
     drop((hosted, one, other, third, _models));
-    let last = tokio::task::spawn_blocking(move || launches.next().is_none());
-    assert!(last.await.unwrap(), "there was one launch in all");
+    assert!(aside(move || launches.next().is_none()).await, "there was one launch in all");
 }
 
 #[tokio::test]
@@ -109,12 +108,9 @@ async fn closing_ends_a_load_in_progress_and_the_engine_that_nobody_waits_for() 
     let loading = hosted.load();
     let (next, _launches) = launch(launches).await;
     models.close();
-    assert_eq!(loading.model().await.err().unwrap().code, Code::ShuttingDown);
-    let engine = tokio::task::spawn_blocking(move || {
-        next.port.ready(Capabilities { context_length: 8, max_batch: 1, vocab_size: 8, eos_ids: vec![] }).unwrap();
-        next.port.wait().unwrap()
-    });
-    assert_eq!(tokio::time::timeout(PATIENCE, engine).await.unwrap().unwrap(), None);
+    let outcome = tokio::time::timeout(PATIENCE, loading.model()).await.unwrap();
+    assert_eq!(outcome.err().unwrap().code, Code::ShuttingDown);
+    assert_eq!(orders_after_loading(next.port).await, None);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use emberd::engine::host::Launches;
 use emberd::engine::mock::{Mock, vocabulary};
 use emberd::engine::port::Load;
-use emberd::engine::{Launch, Port};
+use emberd::engine::{Capabilities, Finish, Launch, Order, Port, Step};
 use emberd::listen::{Seat, claim};
 use emberd::models::Models;
 use emberd::shutdown::{Reason, Stop};
@@ -75,9 +75,8 @@ impl Worker {
 
     /// The next launch, for a test that plays the engine itself.
     pub async fn next_launch(&self) -> Launch {
-        let (sender, launch) = tokio::sync::oneshot::channel();
-        self.engine(move |launch| _ = sender.send(launch));
-        tokio::time::timeout(PATIENCE, launch).await.unwrap().unwrap()
+        let launches = Arc::clone(&self.launches);
+        aside(move || launches.lock().unwrap().next().unwrap()).await
     }
 
     pub fn path(&self) -> PathBuf {
@@ -178,6 +177,22 @@ impl Client {
     }
 }
 
+/// What `work` comes to, on a thread of its own that may sleep: one that never wakes up fails the test instead of holding it.
+pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, done) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || _ = sender.send(work()));
+    tokio::time::timeout(PATIENCE, done).await.expect("it ends").unwrap()
+}
+
+/// What an engine that comes to the end of its loading only now is told to do.
+pub async fn orders_after_loading(port: Port) -> Option<Vec<Order>> {
+    aside(move || {
+        port.ready(Capabilities { context_length: 8, max_batch: 1, vocab_size: 8, eos_ids: vec![] }).unwrap();
+        port.wait().unwrap()
+    })
+    .await
+}
+
 /// A chat that asks for this many tokens.
 pub fn chat(id: &str, tokens: u32) -> String {
     format!(r#"{{"type":"chat","id":"{id}","messages":[{{"role":"user","content":"hi"}}],"maxNewTokens":{tokens}}}"#)
@@ -190,7 +205,6 @@ pub fn words(tokens: usize) -> String {
 
 /// An engine that answers every request by its end, and hands on the prompts that it is given, as text.
 pub fn listening(port: &Port, prompts: &std::sync::mpsc::Sender<String>) {
-    use emberd::engine::{Capabilities, Finish, Order, Step};
     let capabilities = Capabilities { context_length: 8192, max_batch: 8, vocab_size: vocabulary::SIZE, eos_ids: vec![vocabulary::EOS] };
     port.ready(capabilities).unwrap();
     while let Some(orders) = port.wait().unwrap() {
