@@ -92,7 +92,8 @@ fn complain(error: &Error) {
 
 fn log(config: &Config) {
     let filter = EnvFilter::try_new(&config.log).unwrap_or_else(|_| EnvFilter::new("info"));
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let _ = subscriber.with_target(false).try_init(); // A second process in one interpreter keeps the first one's log.
 }
 
@@ -102,7 +103,8 @@ fn run(config: &Config, launcher: &Launcher) -> Result<u8> {
         Command::Serve(_) => std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(1, 4)),
         _ => 1,
     };
-    let mut builder = if threads == 1 { tokio::runtime::Builder::new_current_thread() } else { tokio::runtime::Builder::new_multi_thread() };
+    let mut builder =
+        if threads == 1 { tokio::runtime::Builder::new_current_thread() } else { tokio::runtime::Builder::new_multi_thread() };
     let runtime = builder
         .worker_threads(threads)
         .thread_name("emberd door")

@@ -96,8 +96,11 @@ impl Drop for Seat {
 pub fn claim(path: &Path, taken: &str) -> Result<(UnixListener, Seat)> {
     let length = path.as_os_str().len();
     if length > MAX_PATH {
-        return Err(Error::new(Code::InvalidValue, format!("the socket path has {length} bytes, and the system allows {MAX_PATH}: {}", path.display()))
-            .hint("give a shorter path"));
+        return Err(Error::new(
+            Code::InvalidValue,
+            format!("the socket path has {length} bytes, and the system allows {MAX_PATH}: {}", path.display()),
+        )
+        .hint("give a shorter path"));
     }
     let _lock = lock(path)?;
     clear(path, taken)?;
@@ -133,7 +136,10 @@ fn lock(path: &Path) -> Result<File> {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_AGAIN),
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::new(Code::ServerError, format!("another start has held {} for {} s", name.display(), LOCK_WAIT.as_secs())));
+                return Err(Error::new(
+                    Code::ServerError,
+                    format!("another start has held {} for {} s", name.display(), LOCK_WAIT.as_secs()),
+                ));
             }
             Err(TryLockError::Error(error)) => return Err(io(&error)),
         }
@@ -162,7 +168,9 @@ fn clear(path: &Path, taken: &str) -> Result<()> {
         Err(error) => return Err(Error::io(Code::ServerError, "look at", path, &error)),
     };
     if found.is_dir() {
-        return Err(Error::new(Code::InvalidValue, format!("{} is a folder, not a place for a socket", path.display())).hint("give another path"));
+        return Err(
+            Error::new(Code::InvalidValue, format!("{} is a folder, not a place for a socket", path.display())).hint("give another path")
+        );
     }
     match connect(path) {
         // Full: somebody is there, and slow to accept.

@@ -233,7 +233,11 @@ impl Shelf {
             .filter(|entry| entry.path().is_dir())
             .filter_map(|entry| entry.file_name().into_string().ok().map(|name| (name, entry.path())))
             .filter(|(name, _)| !name.starts_with('.'))
-            .map(|(name, path)| Installed { name, bytes: size(&path), fault: folder::check(&path).err().map(|error| error.message.into_owned()) })
+            .map(|(name, path)| Installed {
+                name,
+                bytes: size(&path),
+                fault: folder::check(&path).err().map(|error| error.message.into_owned()),
+            })
             .collect();
         found.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(found)
@@ -247,7 +251,8 @@ impl Shelf {
         let plain = !name.is_empty() && !name.starts_with('.') && Path::new(name).components().count() == 1 && !name.contains(['/', '\\']);
         let place = self.models().join(name);
         if !plain || !place.is_dir() {
-            return Err(Error::new(Code::ModelNotFound, format!("no model {name:?} is on this machine")).hint("emberd models list shows those that are"));
+            return Err(Error::new(Code::ModelNotFound, format!("no model {name:?} is on this machine"))
+                .hint("emberd models list shows those that are"));
         }
         let _lock = self.lock(name)?;
         let bytes = size(&place);
@@ -292,7 +297,8 @@ fn remove(path: &Path) -> Result<()> {
 }
 
 fn size(folder: &Path) -> u64 {
-    fs::read_dir(folder).map_or(0, |entries| entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum())
+    fs::read_dir(folder)
+        .map_or(0, |entries| entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum())
 }
 
 fn import_failed(gguf: &Path, error: &ImportError) -> Error {

@@ -15,7 +15,13 @@ use crate::models::catalog::Wheel;
 ///
 /// # Errors
 /// `download_failed` with pip's own reason, or when there is no pip; `shutting_down` when `cancelled` is set.
-pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled: &AtomicBool, report: &mut dyn FnMut(u64)) -> Result<PathBuf> {
+pub fn download(
+    python: Option<&Path>,
+    wheel: &Wheel,
+    staging: &Path,
+    cancelled: &AtomicBool,
+    report: &mut dyn FnMut(u64),
+) -> Result<PathBuf> {
     let (to, temporary, log) = (staging.join("wheel"), staging.join("tmp"), staging.join("pip.log"));
     for folder in [&to, &temporary] {
         fs::create_dir(folder).map_err(|error| Error::io(Code::DownloadFailed, "create", folder, &error))?;
@@ -35,7 +41,17 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0); // Ctrl-C is ours to answer, by ending pip.
     let child = command
-        .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--dest"])
+        .args([
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--progress-bar=off",
+            "--dest",
+        ])
         .arg(&to)
         .arg(format!("{}=={}", wheel.package, wheel.version))
         // pip gathers the file in its temporary folder: that is where its growth can be seen.
@@ -66,10 +82,19 @@ pub fn download(python: Option<&Path>, wheel: &Wheel, staging: &Path, cancelled:
     if !status.success() {
         return Err(failed(python, wheel, &String::from_utf8_lossy(&fs::read(&log).unwrap_or_default())));
     }
-    let found = fs::read_dir(&to).ok().into_iter().flatten().flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
+    let found = fs::read_dir(&to)
+        .ok()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|e| e == "whl"));
     found.ok_or_else(|| {
-        Error::new(Code::DownloadFailed, format!("{} -m pip said that it was done, but fetched no wheel of {}", python.display(), wheel.package))
-            .hint("set EMBERD_PYTHON to a Python that has pip")
+        Error::new(
+            Code::DownloadFailed,
+            format!("{} -m pip said that it was done, but fetched no wheel of {}", python.display(), wheel.package),
+        )
+        .hint("set EMBERD_PYTHON to a Python that has pip")
     })
 }
 
@@ -94,7 +119,11 @@ fn failed(python: &Path, wheel: &Wheel, log: &str) -> Error {
         return Error::new(Code::DownloadFailed, format!("{what}: {} has no pip", python.display()))
             .hint("run its -m ensurepip, or set EMBERD_PYTHON to a Python that has pip");
     }
-    let reason = log.lines().rev().find_map(|line| line.trim().strip_prefix("ERROR: ")).or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
+    let reason = log
+        .lines()
+        .rev()
+        .find_map(|line| line.trim().strip_prefix("ERROR: "))
+        .or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
     Error::new(Code::DownloadFailed, format!("{what}: {}", reason.unwrap_or("pip gave no reason").trim()))
         .hint("check the network and pip's index settings (pip config list), then pull again")
         .detail(log)

@@ -156,7 +156,8 @@ impl Connection {
         let line = match line {
             Line::Whole(line) => line,
             Line::TooLong(length) => {
-                let error = Error::new(Code::BodyTooLarge, format!("the line has {length} bytes, and the limit is {}", self.options.max_line));
+                let error =
+                    Error::new(Code::BodyTooLarge, format!("the line has {length} bytes, and the limit is {}", self.options.max_line));
                 return reply(&mut self.out, &Reply::Error { id: None, error: &error.hint("send less, or raise --max-line").one_line() });
             }
         };

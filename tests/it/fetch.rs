@@ -29,7 +29,9 @@ impl Rig {
         let folder = tempfile::tempdir().unwrap();
         let here = folder.path().display();
         let python = folder.path().join("python");
-        let text = format!("#!/bin/sh\nhere='{here}'\nwhile [ $# -gt 0 ]; do [ \"$1\" = --dest ] && to=\"$2\"; last=\"$1\"; shift; done\n{script}\n");
+        let text = format!(
+            "#!/bin/sh\nhere='{here}'\nwhile [ $# -gt 0 ]; do [ \"$1\" = --dest ] && to=\"$2\"; last=\"$1\"; shift; done\n{script}\n"
+        );
         fs::write(&python, text).unwrap();
         fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
         let shelf = Shelf::new(folder.path().join("home"), Some(python));
@@ -82,7 +84,9 @@ fn known(content: &[u8]) -> Source {
 
 #[test]
 fn pips_own_reason_is_the_message() {
-    let rig = Rig::new("echo 'Looking in indexes: https://example.invalid'; echo 'ERROR: no versions' >&2; echo \"ERROR: No matching distribution found for $last\" >&2; exit 1");
+    let rig = Rig::new(
+        "echo 'Looking in indexes: https://example.invalid'; echo 'ERROR: no versions' >&2; echo \"ERROR: No matching distribution found for $last\" >&2; exit 1",
+    );
     let error = rig.error(&known(b"x"));
     assert_eq!(error.code, Code::DownloadFailed);
     assert_eq!(error.message, "could not fetch tiny==1 from the package index: No matching distribution found for tiny==1");

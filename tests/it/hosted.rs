@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use emberd::engine::Launch;
 use emberd::engine::host::Launches;
 use emberd::engine::mock::{Fault, Mock};
-use emberd::engine::Launch;
 use emberd::error::Code;
 use emberd::models::{Hosted, Models, State};
 

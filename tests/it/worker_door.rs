@@ -147,7 +147,10 @@ async fn a_prompt_over_the_window_is_refused_with_both_sizes_and_the_next_one_an
         client.say(json!({"type": "chat", "id": "1", "messages": [{"role": "user", "content": content}]}).to_string()).await;
         let error = client.answer().await;
         let (prompt, text) = (content.len() + 19, error["error"].as_str().unwrap());
-        assert_eq!(text, format!("the prompt has {prompt} tokens, but the window is 100 for prompt and answer together (hint: shorten the input)"));
+        assert_eq!(
+            text,
+            format!("the prompt has {prompt} tokens, but the window is 100 for prompt and answer together (hint: shorten the input)")
+        );
     }
     assert_eq!(client.ask(chat("2", 3)).await, json!({"type": "text", "id": "2", "text": words(3)}));
 }

@@ -31,7 +31,9 @@ fn the_length_of_an_answer_is_a_number_of_any_kind_or_absent() {
     assert_eq!(chat(r#"{"type":"chat","messages":[]}"#).max_new_tokens, 256);
     assert_eq!(["null", "1", "20", "20.0", "20.9", "2e1"].map(asked), [256, 1, 20, 20, 20, 20]);
     assert_eq!(["4294967296", "1e300", "18446744073709551616"].map(asked), [u32::MAX; 3]);
-    for (value, expected) in [("0", Code::InvalidValue), ("-1", Code::InvalidValue), ("0.5", Code::InvalidValue), ("\"20\"", Code::InvalidType)] {
+    for (value, expected) in
+        [("0", Code::InvalidValue), ("-1", Code::InvalidValue), ("0.5", Code::InvalidValue), ("\"20\"", Code::InvalidType)]
+    {
         let (code, message) = refused(with(&format!(r#""maxNewTokens":{value}"#)));
         assert_eq!(code, expected, "{message}");
         assert!(message.starts_with("maxNewTokens"), "{message}");
@@ -61,7 +63,9 @@ fn roles_are_those_of_a_conversation_and_a_wrong_one_is_named_with_its_place() {
 
 #[test]
 fn half_a_surrogate_pair_is_a_replacement_character_and_no_reason_to_refuse() {
-    let content = |escaped: &str| chat(&format!(r#"{{"type":"chat","id":"1","messages":[{{"role":"user","content":"{escaped}"}}]}}"#)).turns[0].text.clone();
+    let content = |escaped: &str| {
+        chat(&format!(r#"{{"type":"chat","id":"1","messages":[{{"role":"user","content":"{escaped}"}}]}}"#)).turns[0].text.clone()
+    };
     for (escaped, expected) in [
         (r"cut \ud83d", "cut \u{fffd}"),
         (r"\ude00 cut", "\u{fffd} cut"),
