@@ -42,7 +42,7 @@ fn ids_arrive_in_order_and_end_with_the_finish() {
     let (engine, port) = ready(4);
     let mut generation = engine.submit(request(3)).unwrap();
     let id = admitted(&port)[0];
-    assert_eq!(port.push(vec![step(id, &[7], None)]).unwrap(), []);
+    assert_eq!(port.push(vec![step(id, &[7], None)]).unwrap(), Vec::<u64>::new());
     assert_eq!(read(&mut generation), Chunk { tokens: vec![7], end: None });
     port.push(vec![step(id, &[8], None)]).unwrap();
     port.push(vec![step(id, &[2], Some(Finish::Stop))]).unwrap();
@@ -69,7 +69,7 @@ fn a_reader_that_leaves_during_prefill_is_told_once_by_poll() {
     let id = admitted(&port)[0];
     drop(generation);
     assert_eq!(port.poll().unwrap().unwrap(), [Order::Cancel(id)]);
-    assert_eq!(port.push(Vec::new()).unwrap(), []);
+    assert_eq!(port.push(Vec::new()).unwrap(), Vec::<u64>::new());
     assert_eq!(engine.load().running, 0);
 }
 
@@ -91,7 +91,7 @@ fn a_reader_that_leaves_after_the_finish_is_nobodys_business() {
     let id = admitted(&port)[0];
     port.push(vec![step(id, &[7], Some(Finish::Length))]).unwrap();
     drop(generation);
-    assert_eq!(port.push(Vec::new()).unwrap(), []);
+    assert_eq!(port.push(Vec::new()).unwrap(), Vec::<u64>::new());
     assert_eq!(port.poll().unwrap().unwrap(), []);
 }
 
