@@ -9,6 +9,7 @@ mod http_shutdown;
 mod http_stream;
 mod http_support;
 mod messages;
+mod models;
 mod port;
 mod responses_request;
 mod responses_stream;
