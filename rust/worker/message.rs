@@ -3,6 +3,8 @@
 //! Requests are read leniently where clients differ (`id` may be anything and comes back as it came; unknown fields are ignored) and strictly where a
 //! guess would be wrong.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -68,18 +70,21 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
         Err(error) => return (None, Err(Error::new(Code::InvalidJson, format!("the line is not UTF-8 (byte {})", error.valid_up_to())))),
     };
     let envelope: Envelope<'_> = match serde_json::from_str(text) {
-        Ok(envelope) => envelope,
+        // Serde takes a list for an object whose fields come in order; here it is none.
+        Ok(envelope) if text.trim_start().starts_with('{') => envelope,
+        Ok(_) => return (None, Err(Error::new(Code::InvalidType, OBJECT).hint(FORM))),
         Err(error) if error.is_data() => {
             let what = match text.trim_start().as_bytes().first() {
                 Some(b'{') => format!("the line is not a request: {error}"),
-                _ => "a request is a JSON object, one a line".to_owned(),
+                _ => OBJECT.to_owned(),
             };
             return (None, Err(Error::new(Code::InvalidType, what).hint(FORM)));
         }
         Err(error) => return (None, Err(Error::new(Code::InvalidJson, format!("the line is not JSON: {error}")).hint(FORM))),
     };
     let id = envelope.id;
-    let request = match envelope.kind.map(RawValue::get) {
+    let kind = envelope.kind.map(plain);
+    let request = match kind.as_deref() {
         Some("\"ping\"") => Ok(Request::Ping),
         Some("\"load\"") => Ok(Request::Load),
         Some("\"shutdown\"") => Ok(Request::Shutdown),
@@ -90,6 +95,16 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
     (id, request)
 }
 
+/// A type as it stands in the line, but with letters for the escapes that JSON allows in their place. Without any, nothing is allocated.
+fn plain(kind: &RawValue) -> Cow<'_, str> {
+    let raw = kind.get();
+    if !raw.contains('\\') {
+        return Cow::Borrowed(raw);
+    }
+    serde_json::from_str::<String>(raw).map_or(Cow::Borrowed(raw), |text| Cow::Owned(format!("\"{text}\"")))
+}
+
+const OBJECT: &str = "a request is a JSON object, one a line";
 const FORM: &str = "send {\"type\":\"ping\",\"id\":\"1\"} and a newline, for example";
 const TYPES: &str = "the types are ping, load, chat and shutdown";
 
