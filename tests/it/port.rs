@@ -196,6 +196,17 @@ fn an_engine_that_overruns_a_request_fails_that_request_alone() {
 }
 
 #[test]
+fn an_id_outside_the_vocabulary_fails_its_request_alone() {
+    let (engine, port) = ready(2);
+    let mut bad = engine.submit(request(2)).unwrap();
+    let mut good = engine.submit(request(2)).unwrap();
+    let ids = admitted(&port);
+    assert_eq!(port.push(vec![step(ids[0], &[50], None), step(ids[1], &[49], None)]).unwrap(), vec![ids[0]]);
+    assert!(read(&mut bad).end.unwrap().unwrap_err().message.contains("outside its vocabulary"));
+    assert_eq!(read(&mut good).tokens, [49]);
+}
+
+#[test]
 fn closing_ends_what_is_in_flight_and_the_loop() {
     let (engine, port) = ready(1);
     let mut running = engine.submit(request(3)).unwrap();
