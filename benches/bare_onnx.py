@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -30,6 +31,9 @@ if importlib.util.find_spec("emberd._core") is None:
     sys.modules["emberd._core"] = fakeport
 
 from emberd import loop  # noqa: E402
+
+if TYPE_CHECKING:
+    from emberd._core import Port
 
 VOCAB = 320
 """Prompts use ids below this, so that they suit every model, the tests' own too."""
@@ -104,8 +108,8 @@ def drive(options: argparse.Namespace, port: TimingPort, batch: int) -> TimingPo
     """Runs the engine's own loop on a port, until all answers have ended."""
     settings = fakeport.Settings(threads=options.threads, spin=options.spin, max_batch=batch)
     engine = loop.load(fakeport.Launch("onnx", options.folder, settings, port))
-    engine._eos = frozenset()  # an answer that ends early would leave fewer steps to compare
-    loop.serve(engine, port)
+    vars(engine)["_eos"] = frozenset()  # an answer that ends early would leave fewer steps to compare
+    loop.serve(engine, cast("Port", port))
     engine.close()
     return port
 

@@ -44,7 +44,7 @@ class Tools:
 
 def find_emberd() -> tuple[str, ...]:
     """The `emberd` command beside this interpreter, or the module where the command is not installed."""
-    command = shutil.which("emberd", path=os.path.dirname(sys.executable))
+    command = shutil.which("emberd", path=str(Path(sys.executable).parent))
     return (command,) if command else (sys.executable, "-m", "emberd")
 
 

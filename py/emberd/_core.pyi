@@ -1,9 +1,26 @@
 """The extension module, as the engines see it. The contract is in `docs/port.md`."""
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import final
 
-class PortError(Exception):
+__all__ = [
+    "Admit",
+    "App",
+    "Cancel",
+    "Capabilities",
+    "Doors",
+    "Launch",
+    "Port",
+    "PortError",
+    "Reader",
+    "Sampling",
+    "Settings",
+    "port",
+    "start",
+]
+
+class PortError(RuntimeError):
     """A call on the port that the contract does not allow at this point."""
 
 @final
@@ -28,7 +45,7 @@ class Sampling:
 class Admit:
     """A new request."""
 
-    def __new__(cls, id: int, prompt: list[int], max_tokens: int, sampling: Sampling | None) -> Admit: ...
+    def __new__(cls, id: int, prompt: list[int], max_tokens: int, sampling: Sampling | None = None) -> Admit: ...
     @property
     def id(self) -> int:
         """Never used twice in the life of the process."""
@@ -73,6 +90,15 @@ class Capabilities:
 class Settings:
     """What the user asked for; `None` leaves the choice to the engine."""
 
+    def __new__(
+        cls,
+        *,
+        threads: int | None = None,
+        max_batch: int | None = None,
+        context_length: int | None = None,
+        prefill_chunk: int | None = None,
+        spin: bool | None = None,
+    ) -> Settings: ...
     @property
     def threads(self) -> int | None:
         """Threads for one forward pass."""
@@ -82,6 +108,9 @@ class Settings:
     @property
     def context_length(self) -> int | None:
         """An upper bound on the model's own context length, in tokens."""
+    @property
+    def prefill_chunk(self) -> int | None:
+        """Prompt tokens taken between two steps of the answers that run."""
     @property
     def spin(self) -> bool | None:
         """Whether idle threads of a pass wait by spinning."""
@@ -95,6 +124,8 @@ class Port:
     def poll(self) -> list[Admit | Cancel] | None: ...
     def push(self, steps: list[tuple[int, list[int], str | None]]) -> list[int]: ...
     def fail(self, id: int | None, message: str) -> None: ...
+    def close(self) -> None:
+        """Lets go of the port. Without a `fail` before, and while the other side has it open, this fails the engine."""
 
 @final
 class Launch:
@@ -110,3 +141,44 @@ class Launch:
     def settings(self) -> Settings: ...
     @property
     def port(self) -> Port: ...
+
+@final
+class App:
+    """A running `emberd`: its doors live on threads of Rust."""
+
+    def next_launch(self) -> Launch | None:
+        """The next engine to load; sleeps, with the interpreter free, until there is one. `None` when the process ends."""
+    def finish(self) -> int:
+        """Waits until everything in Rust has ended; returns the exit code."""
+
+def start(args: Sequence[str], python: str | PathLike[str] | None = None) -> App:
+    """Parses the arguments (without the program's name) and starts what they say; `python` can run pip."""
+
+@final
+class Reader:
+    """The reader's end of one request."""
+
+    @property
+    def id(self) -> int:
+        """The request's number."""
+    def read(self) -> tuple[list[int], str | None] | None:
+        """New ids, and the finish if it is over; sleeps until there is something; `None` after the end.
+
+        Raises `RuntimeError` with the reason when the request failed.
+        """
+    def leave(self) -> None:
+        """Leaves: the request is cancelled."""
+
+@final
+class Doors:
+    """The doors' side of a port, for tests of engines and loops without a door."""
+
+    def submit(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None) -> Reader:
+        """Queues a request. Raises `RuntimeError` with the reason when it is refused."""
+    def load(self) -> tuple[int, int]:
+        """Requests that wait, and requests in the engine."""
+    def close(self) -> None:
+        """Closes the port."""
+
+def port(queue: int = 256) -> tuple[Doors, Port]:
+    """A port with both its sides."""

@@ -6,6 +6,7 @@ Nothing is imported here before it is needed: a worker must answer its first pin
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,6 +25,8 @@ def main() -> NoReturn:
     The process leaves without tearing the interpreter down: an engine may still be inside a step, and native libraries have been seen to
     crash when they are unloaded under one.
     """
+    # The doors decide what an interrupt means. Python's own handler would raise it here, at the end, as a second opinion.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     app = _core.start(sys.argv[1:], sys.executable)
     engines: list[Thread] = []
     while (launch := app.next_launch()) is not None:

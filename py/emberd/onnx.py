@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
-from emberd.engine import EngineError, Fail, Request, Step, is_admit
+from emberd.engine import EngineError, Fail, Request, Step, at_least_one, is_admit
 from emberd.rows import Rows
 from emberd.session import Model, give_back
 
@@ -188,4 +188,6 @@ class OnnxEngine:
 
 def load(folder: str, settings: Settings, fail: Fail) -> OnnxEngine:
     """Opens the model in `folder`. Raises `EngineError` when it is not a folder this engine can run."""
-    return OnnxEngine(Model(folder, settings), fail)
+    return OnnxEngine(
+        Model(folder, settings), fail, at_least_one("prefill_chunk", settings.prefill_chunk, PREFILL_CHUNK)
+    )

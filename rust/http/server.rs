@@ -38,6 +38,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A socket that listens. It is closed when the server begins to drain.
+#[derive(Debug)]
 pub enum Listener {
     /// On an address.
     Tcp(TcpListener),

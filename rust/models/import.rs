@@ -48,7 +48,9 @@ pub enum ImportError {
     #[error("cannot write the imported model: {0}\nhint: check the free space and the permissions of the model folder")]
     Write(#[from] std::io::Error),
     /// A model of another family.
-    #[error("the architecture {name} cannot be imported\nhint: llama can; convert this model to onnx with its own tools and give that folder")]
+    #[error(
+        "the architecture {name} cannot be imported\nhint: llama can; convert this model to onnx with its own tools and give that folder"
+    )]
     Architecture {
         /// `general.architecture`.
         name: String,
@@ -68,7 +70,9 @@ pub enum ImportError {
         what: String,
     },
     /// A tensor that does not fit the metadata.
-    #[error("tensor {tensor} is {found}, the metadata says {expected}\nhint: the file is damaged or mixed from two models; download it again")]
+    #[error(
+        "tensor {tensor} is {found}, the metadata says {expected}\nhint: the file is damaged or mixed from two models; download it again"
+    )]
     Shape {
         /// The tensor.
         tensor: String,

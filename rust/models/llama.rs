@@ -36,9 +36,7 @@ pub struct Llama {
 }
 
 /// Tensors of each layer, with their shape `[rows, columns]` in units that [`Llama::shape`] knows.
-const LAYER_TENSORS: [&str; 9] = [
-    "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down",
-];
+const LAYER_TENSORS: [&str; 9] = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"];
 
 impl Llama {
     /// Reads and checks the shape.
@@ -209,7 +207,12 @@ impl SpecialIds {
             ends.extend(more.iter().filter_map(|id| u64::try_from(*id).ok()).filter(|id| *id < vocab as u64));
         }
         let mut seen = Vec::new();
-        ends.retain(|id| !seen.contains(id) && { seen.push(*id); true });
+        ends.retain(|id| {
+            !seen.contains(id) && {
+                seen.push(*id);
+                true
+            }
+        });
         Self { bos: id("bos"), eos: id("eos"), unknown: id("unknown"), padding: id("padding"), ends }
     }
 }

@@ -1,6 +1,6 @@
 //! Makes a `tokenizer.json` from the vocabulary and merges that a GGUF file carries.
 //!
-//! Byte-level BPE only, with the ways of cutting text before merging that are listed in [`pre_tokenizer`]. How each
+//! Byte-level BPE only, with the ways of cutting text before merging that are listed in `pre_tokenizer`. How each
 //! one cuts follows the tokenizers published with the models; the names are llama.cpp's (`tokenizer.ggml.pre`).
 
 use serde_json::{Map, Value as Json, json};
@@ -14,7 +14,8 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
 /// Cuts words with their leading space, numbers of one to three digits, punctuation and line ends apart (Llama 3).
-const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3_WORDS: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The same with digits one by one (Qwen 2).
 const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -47,7 +48,9 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
         .collect();
     let pairs: Result<Vec<_>, _> = merges
         .iter()
-        .map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right])).ok_or_else(|| broken(format!("{merge:?} is no merge"))))
+        .map(|merge| {
+            merge.split_once(' ').map(|(left, right)| json!([left, right])).ok_or_else(|| broken(format!("{merge:?} is no merge")))
+        })
         .collect();
 
     let tokenizer = json!({
@@ -81,7 +84,8 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
 
 /// How text is cut before merging.
 fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
-    let byte_level = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
+    let byte_level =
+        |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
     let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
     let sequence = |steps: Vec<Json>| json!({ "type": "Sequence", "pretokenizers": steps });
     Ok(match pre {
@@ -96,7 +100,9 @@ fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
             split("[0-9][0-9][0-9]"),
             byte_level(false),
         ]),
-        other => return Err(ImportError::Unsupported { what: format!("the pre-tokenizer {other}") }),
+        other => {
+            return Err(ImportError::Unsupported { what: format!("the pre-tokenizer {other}") });
+        }
     })
 }
 

@@ -3,6 +3,8 @@
 //! Requests are read leniently where clients differ (`id` may be anything and comes back as it came; unknown fields are ignored) and strictly where a
 //! guess would be wrong.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -76,7 +78,8 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
         _ => return (None, Err(Error::new(Code::InvalidType, "a request is a JSON object, one a line").hint(FORM))),
     };
     let id = envelope.id;
-    let request = match envelope.kind.map(RawValue::get) {
+    let kind = envelope.kind.map(plain);
+    let request = match kind.as_deref() {
         Some("\"ping\"") => Ok(Request::Ping),
         Some("\"load\"") => Ok(Request::Load),
         Some("\"shutdown\"") => Ok(Request::Shutdown),
@@ -85,6 +88,15 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
         None => Err(Error::new(Code::MissingRequiredParameter, "the request has no type").at("type").hint(TYPES)),
     };
     (id, request)
+}
+
+/// A type as it stands in the line, but with letters for the escapes that JSON allows in their place. Without any, nothing is allocated.
+fn plain(kind: &RawValue) -> Cow<'_, str> {
+    let raw = kind.get();
+    if !raw.contains('\\') {
+        return Cow::Borrowed(raw);
+    }
+    serde_json::from_str::<String>(raw).map_or(Cow::Borrowed(raw), |text| Cow::Owned(format!("\"{text}\"")))
 }
 
 const FORM: &str = "send {\"type\":\"ping\",\"id\":\"1\"} and a newline, for example";

@@ -52,6 +52,7 @@ class Settings:
     max_batch: int | None = None
     context_length: int | None = None
     spin: bool | None = None
+    prefill_chunk: int | None = None
 
 
 @dataclass

@@ -13,6 +13,7 @@ mod http_stream;
 mod http_support;
 mod listen;
 mod messages;
+mod models;
 mod port;
 mod responses_request;
 mod responses_stream;

@@ -8,8 +8,7 @@ use prost::Message;
 
 use super::proto::{
     AttributeProto, Dimension, DimensionProto, GraphProto, LOCATION_EXTERNAL, ModelProto, NodeProto, OperatorSetIdProto,
-    StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type,
-    data_type,
+    StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
 };
 use crate::models::output::{FileEntry, Output};
 
@@ -18,14 +17,8 @@ const OPSET: i64 = 21;
 /// ONNX file format version that goes with the operator set.
 const IR_VERSION: i64 = 10;
 /// Operators that live in ONNX Runtime's own domain.
-const MICROSOFT: [&str; 6] = [
-    "FusedMatMul",
-    "GatherBlockQuantized",
-    "GroupQueryAttention",
-    "MatMulNBits",
-    "QuickGelu",
-    "SkipSimplifiedLayerNormalization",
-];
+const MICROSOFT: [&str; 6] =
+    ["FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu", "SkipSimplifiedLayerNormalization"];
 
 /// A node's attribute.
 #[derive(Debug, Clone, Copy)]

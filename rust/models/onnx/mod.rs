@@ -5,5 +5,6 @@
 
 pub mod decoder;
 pub mod graph;
+mod head;
 mod linear;
 pub mod proto;

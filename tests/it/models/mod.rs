@@ -1,0 +1,5 @@
+//! Models on disk: the GGUF reader and the import.
+
+mod gguf;
+mod import;
+mod writer;
