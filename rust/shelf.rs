@@ -53,7 +53,8 @@ async fn pull(model: &str, shelf: Shelf, stop: Stop) -> Result<u8> {
             outcome
         }
     };
-    let folder = outcome.map_err(|error| Error::new(Code::ServerError, "a fault while the model was fetched").detail(error.to_string()))??;
+    let folder =
+        outcome.map_err(|error| Error::new(Code::ServerError, "a fault while the model was fetched").detail(error.to_string()))??;
     say(&format!("{model} is ready in {}", folder.display()))
 }
 
@@ -76,7 +77,9 @@ fn list(shelf: &Shelf) -> Result<u8> {
 fn say(text: &str) -> Result<u8> {
     match writeln!(std::io::stdout(), "{text}") {
         // A reader that has seen enough (head, less) is no failure.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io(Code::ServerError, "write to", Path::new("standard output"), &error)),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::io(Code::ServerError, "write to", Path::new("standard output"), &error))
+        }
         _ => Ok(0),
     }
 }

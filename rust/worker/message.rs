@@ -10,6 +10,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::{Code, Error};
+use crate::json;
 use crate::models::progress::{Progress, Stage};
 use crate::prompt::{Role, Turn};
 
@@ -115,9 +116,7 @@ fn shortened(text: &str) -> String {
 }
 
 fn chat(text: &str) -> Result<Request, Error> {
-    let value: Value = serde_json::from_str(text)
-        .or_else(|error| if error.is_syntax() { serde_json::from_str(&whole_characters(text)) } else { Err(error) })
-        .map_err(|error| not_json(&error))?;
+    let value = json::value(text).map_err(|error| not_json(&error))?;
     let wrong = |field: &str, wanted: &str, got: &Value| {
         Error::new(Code::InvalidType, format!("{field} must be {wanted}, not {}", kind_of(got))).at(field.to_owned())
     };
@@ -164,32 +163,6 @@ fn chat(text: &str) -> Result<Request, Error> {
         Some(other) => return Err(wrong("maxNewTokens", "a number", other)),
     };
     Ok(Request::Chat(Chat { turns, prefill: text_field("prefill")?, stop: text_field("stop")?, max_new_tokens }))
-}
-
-/// The line with the replacement character in place of every escaped half of a surrogate pair. Clients in JavaScript send such halves where they have
-/// cut a text in the middle of a character.
-fn whole_characters(line: &str) -> String {
-    let mut whole = String::with_capacity(line.len());
-    let mut rest = line;
-    while let Some(at) = rest.find('\\') {
-        let (before, escape) = rest.split_at(at);
-        whole.push_str(before);
-        let (length, kept) = match (surrogate(escape), escape.get(6..).and_then(surrogate)) {
-            (Some(0xD800..0xDC00), Some(0xDC00..)) => (12, true),
-            (Some(_), _) => (6, false),
-            (None, _) => (escape.char_indices().nth(2).map_or(escape.len(), |(at, _)| at), true),
-        };
-        let (escape, after) = escape.split_at(length);
-        whole.push_str(if kept { escape } else { "\\ufffd" });
-        rest = after;
-    }
-    whole + rest
-}
-
-/// The value of an escaped half of a surrogate pair that the text begins with.
-fn surrogate(text: &str) -> Option<u16> {
-    let digits = text.strip_prefix("\\u")?.get(..4)?;
-    u16::from_str_radix(digits, 16).ok().filter(|unit| (0xD800..0xE000).contains(unit))
 }
 
 fn kind_of(value: &Value) -> &'static str {
