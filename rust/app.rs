@@ -3,7 +3,7 @@
 //! The doors live on a thread of their own with its own runtime; the thread that called [`App::start`] is free to load engines.
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -92,7 +92,8 @@ fn complain(error: &Error) {
 
 fn log(config: &Config) {
     let filter = EnvFilter::try_new(&config.log).unwrap_or_else(|_| EnvFilter::new("info"));
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let _ = subscriber.with_target(false).try_init(); // A second process in one interpreter keeps the first one's log.
 }
 
@@ -102,7 +103,8 @@ fn run(config: &Config, launcher: &Launcher) -> Result<u8> {
         Command::Serve(_) => std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(1, 4)),
         _ => 1,
     };
-    let mut builder = if threads == 1 { tokio::runtime::Builder::new_current_thread() } else { tokio::runtime::Builder::new_multi_thread() };
+    let mut builder =
+        if threads == 1 { tokio::runtime::Builder::new_current_thread() } else { tokio::runtime::Builder::new_multi_thread() };
     let runtime = builder
         .worker_threads(threads)
         .thread_name("emberd door")
@@ -152,11 +154,11 @@ async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {
     crate::serve::run(serve, listeners, models, stop).await
 }
 
-#[allow(clippy::print_stdout)] // The one line that a worker says there: it is bound.
 async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8> {
     let (listener, seat) = listen::claim(&options.socket, "tiny worker already listening on")?;
     let models = models?;
-    println!("omp tiny worker listening on {}", seat.path().display());
+    // The one line that a worker says there: it is bound. A launcher that does not care to hear it is no reason to end.
+    let _ = writeln!(std::io::stdout(), "omp tiny worker listening on {}", seat.path().display());
     let model = Arc::clone(models.default_model());
     let door = worker::Options {
         model_key: options.model_key.clone(),

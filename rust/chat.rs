@@ -88,7 +88,10 @@ pub async fn run(chat: &Chat) -> Result<u8> {
         }
         // Reading blocks this thread, which has nothing else to do meanwhile.
         let mut line = String::new();
-        let read = std::io::stdin().lock().read_line(&mut line).map_err(|error| Error::io(Code::ServerError, "read", Path::new("standard input"), &error))?;
+        let read = std::io::stdin()
+            .lock()
+            .read_line(&mut line)
+            .map_err(|error| Error::io(Code::ServerError, "read", Path::new("standard input"), &error))?;
         if read == 0 {
             return Ok(0);
         }
@@ -117,7 +120,9 @@ async fn say(chat: &Chat, said: &mut Vec<Said>, text: String) -> Result<()> {
 }
 
 async fn connect(url: &str) -> Result<(SendRequest<Full<Bytes>>, String, String)> {
-    let wrong = |why: &str| Error::new(Code::InvalidValue, format!("{url} is no address of a server: {why}")).hint("give --url http://127.0.0.1:8420");
+    let wrong = |why: &str| {
+        Error::new(Code::InvalidValue, format!("{url} is no address of a server: {why}")).hint("give --url http://127.0.0.1:8420")
+    };
     let uri: Uri = url.parse().map_err(|error| wrong(&format!("{error}")))?;
     if uri.scheme_str() != Some("http") {
         return Err(wrong("it does not begin with http://"));
@@ -179,7 +184,10 @@ async fn show(mut body: Incoming, url: &str) -> Result<String> {
                 }
                 Ok(Event::Failed { response }) => {
                     let _ = writeln!(out);
-                    return Err(Error::new(Code::ServerError, response.error.map_or_else(|| "the answer failed".to_owned(), |fault| fault.message)));
+                    return Err(Error::new(
+                        Code::ServerError,
+                        response.error.map_or_else(|| "the answer failed".to_owned(), |fault| fault.message),
+                    ));
                 }
                 Ok(Event::Other) | Err(_) => {} // Other events, and the final [DONE].
             }

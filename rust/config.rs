@@ -93,9 +93,9 @@ pub struct Worker {
     /// The model: a name, a model folder or a .gguf file
     #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
     pub model: String,
-    /// Exit when there was no work for this long, in milliseconds
-    #[arg(long, env = "OMP_TINY_WORKER_IDLE_MS", value_name = "N", default_value_t = 900_000, hide_env_values = true)]
-    pub idle_ms: u64,
+    /// Exit when there was no work for this long, in milliseconds [env: OMP_TINY_WORKER_IDLE_MS] [default: 900000]
+    #[arg(long, value_name = "N")]
+    pub idle_ms: Option<u64>,
     /// The longest line a client may send, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
     pub max_line: usize,
@@ -105,11 +105,17 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// How long without work before the worker exits. Zero is no window at all, and means the default.
+    /// How long without work before the worker exits: `--idle-ms`, else `OMP_TINY_WORKER_IDLE_MS`. Zero is no window at all, and means the
+    /// default; so does a variable that is no number, since whoever set it did not start this worker to see it refuse.
     #[must_use]
     pub fn idle(&self) -> Duration {
-        Duration::from_millis(if self.idle_ms == 0 { 900_000 } else { self.idle_ms })
+        idle(self.idle_ms, std::env::var("OMP_TINY_WORKER_IDLE_MS").ok().as_deref())
     }
+}
+
+fn idle(option: Option<u64>, variable: Option<&str>) -> Duration {
+    let milliseconds = option.or_else(|| variable.and_then(|text| text.trim().parse().ok()));
+    Duration::from_millis(milliseconds.filter(|milliseconds| *milliseconds > 0).unwrap_or(900_000))
 }
 
 /// How an engine runs: the same for every command that loads one.
@@ -248,8 +254,12 @@ mod tests {
 
     #[test]
     fn a_window_of_zero_means_the_default() {
-        let config = Config::parse_from(["emberd", "worker", "--socket", "s", "--model-key", "k", "--tag", "t", "--idle-ms", "0"]);
-        let Command::Worker(worker) = config.command else { panic!("not a worker") };
-        assert_eq!(worker.idle(), Duration::from_secs(900));
+        let default = Duration::from_secs(900);
+        assert_eq!(idle(Some(0), None), default);
+        for nonsense in ["", "0", "soon", "-1", "NaN"] {
+            assert_eq!(idle(None, Some(nonsense)), default, "{nonsense:?}");
+        }
+        assert_eq!(idle(None, Some(" 2000 ")), Duration::from_secs(2));
+        assert_eq!(idle(Some(5), Some("2000")), Duration::from_millis(5));
     }
 }

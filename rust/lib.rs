@@ -7,6 +7,7 @@
 pub mod app;
 pub mod config;
 pub mod error;
+mod json;
 pub mod listen;
 pub mod shutdown;
 

@@ -4,11 +4,14 @@
 //! does not answer is replaced, and only one's own socket is ever removed.
 
 use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::{UnixListener as StdListener, UnixStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::config::Serve;
@@ -52,8 +55,22 @@ const MAX_PATH: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
 #[derive(Debug)]
 pub struct Seat {
     path: PathBuf,
-    /// Device and inode of the socket.
-    identity: (u64, u64),
+    identity: Identity,
+}
+
+/// Tells a socket from its successor. File systems give a removed socket's inode to the next one, so its time of birth belongs to it.
+#[derive(Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    born: Option<SystemTime>,
+}
+
+impl Identity {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let found = fs::symlink_metadata(path)?;
+        Ok(Self { device: found.dev(), inode: found.ino(), born: found.created().ok() })
+    }
 }
 
 impl Seat {
@@ -66,8 +83,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mine = fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
-        if mine {
+        if Identity::of(&self.path).is_ok_and(|found| found == self.identity) {
             let _ = fs::remove_file(&self.path); // Gone already is as good.
         }
     }
@@ -80,27 +96,28 @@ impl Drop for Seat {
 pub fn claim(path: &Path, taken: &str) -> Result<(UnixListener, Seat)> {
     let length = path.as_os_str().len();
     if length > MAX_PATH {
-        return Err(Error::new(Code::InvalidValue, format!("the socket path has {length} bytes, and the system allows {MAX_PATH}: {}", path.display()))
-            .hint("give a shorter path"));
+        return Err(Error::new(
+            Code::InvalidValue,
+            format!("the socket path has {length} bytes, and the system allows {MAX_PATH}: {}", path.display()),
+        )
+        .hint("give a shorter path"));
     }
     let _lock = lock(path)?;
     clear(path, taken)?;
     let io = |doing: &str, error: &std::io::Error| Error::io(Code::ServerError, doing, path, error);
     let listener = bind(path).map_err(|error| io("bind", &error))?;
-    let found = fs::symlink_metadata(path).map_err(|error| io("look at", &error))?;
+    let identity = Identity::of(path).map_err(|error| io("look at", &error))?;
     listener.set_nonblocking(true).map_err(|error| io("listen on", &error))?;
     let listener = UnixListener::from_std(listener).map_err(|error| io("listen on", &error))?;
-    Ok((listener, Seat { path: path.to_path_buf(), identity: (found.dev(), found.ino()) }))
+    Ok((listener, Seat { path: path.to_path_buf(), identity }))
 }
 
 /// Binds with a mode of 0600. The mode is set before the socket listens, so no other user ever connects.
 fn bind(path: &Path) -> std::io::Result<StdListener> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-    let flags = if cfg!(target_os = "linux") { SocketFlags::CLOEXEC } else { SocketFlags::empty() };
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let socket = socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    listen(&socket, 1024)?;
+    rustix::net::listen(&socket, 1024)?;
     Ok(StdListener::from(socket))
 }
 
@@ -119,11 +136,28 @@ fn lock(path: &Path) -> Result<File> {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_AGAIN),
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::new(Code::ServerError, format!("another start has held {} for {} s", name.display(), LOCK_WAIT.as_secs())));
+                return Err(Error::new(
+                    Code::ServerError,
+                    format!("another start has held {} for {} s", name.display(), LOCK_WAIT.as_secs()),
+                ));
             }
             Err(TryLockError::Error(error)) => return Err(io(&error)),
         }
     }
+}
+
+/// Connects for a moment, without waiting for a place in the listener's queue.
+fn connect(path: &Path) -> Result<(), Errno> {
+    let socket = socket()?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
+/// A Unix stream socket that child processes do not inherit.
+fn socket() -> Result<OwnedFd, Errno> {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(socket)
 }
 
 /// Makes room at the path: a socket that nobody answers, or a file in its place, is removed; a live one is not.
@@ -134,15 +168,17 @@ fn clear(path: &Path, taken: &str) -> Result<()> {
         Err(error) => return Err(Error::io(Code::ServerError, "look at", path, &error)),
     };
     if found.is_dir() {
-        return Err(Error::new(Code::InvalidValue, format!("{} is a folder, not a place for a socket", path.display())).hint("give another path"));
+        return Err(
+            Error::new(Code::InvalidValue, format!("{} is a folder, not a place for a socket", path.display())).hint("give another path")
+        );
     }
-    if found.file_type().is_socket() {
-        match UnixStream::connect(path) {
-            Ok(_) => return Err(Error::new(Code::ServerError, format!("{taken} {}", path.display()))),
-            Err(error) if matches!(error.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound) => {}
-            // Full or forbidden: somebody is there, or it is not ours to judge.
-            Err(error) => return Err(Error::io(Code::ServerError, "tell whether anybody answers on", path, &error)),
-        }
+    match connect(path) {
+        // Full: somebody is there, and slow to accept.
+        Ok(()) | Err(Errno::AGAIN) => return Err(Error::new(Code::ServerError, format!("{taken} {}", path.display()))),
+        // Nobody; so is a file that is no socket.
+        Err(Errno::CONNREFUSED | Errno::NOENT) => {}
+        // Forbidden, for one: not ours to judge.
+        Err(error) => return Err(Error::io(Code::ServerError, "tell whether anybody answers on", path, &error.into())),
     }
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(Code::ServerError, "replace", path, &error)),

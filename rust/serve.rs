@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crate::config::Serve;
 use crate::error::Result;
+use crate::http;
 use crate::http::{Listener, Options};
 use crate::listen::Http;
 use crate::models::{Hosted, Models};
 use crate::shelf::Display;
-use crate::http;
 use crate::shutdown::Stop;
 
 /// Serves until a signal ends it; the exit code is 0, since a server that was told to stop and did has done what it should.

@@ -15,7 +15,7 @@ from emberd import _core
 if TYPE_CHECKING:
     from threading import Thread
 
-LAST_STEP = 5.0
+LAST_STEP = 0.25
 """Seconds that an engine may take for its last step when the process ends."""
 
 

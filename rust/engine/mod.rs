@@ -16,5 +16,5 @@ pub use order::{Admit, Order, Sampling};
 pub use port::{Capabilities, Engine, Place, Port, PortError, Request};
 pub use step::{Finish, Step};
 
-/// A request's number: never used twice in the life of the process.
+/// A request's number: never used twice in the life of its port.
 pub type Id = u64;

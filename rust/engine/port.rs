@@ -372,18 +372,18 @@ impl Port {
 
     /// Hands over what one step made; returns the ids whose reader has left. Never blocks on a reader.
     ///
-    /// A step with more ids than the request may still make fails that request alone.
+    /// A step with more ids than the request may still make, or with one outside the vocabulary, fails that request alone.
     ///
     /// # Errors
     /// A call before `ready` or after a failure, or an id that was never admitted.
     pub fn push(&self, steps: Vec<Step>) -> Result<Vec<Id>, PortError> {
         let mut state = self.shared.lock();
-        match state.phase {
-            Phase::Ready(_) => {}
+        let vocab_size = match &state.phase {
+            Phase::Ready(capabilities) => capabilities.vocab_size,
             Phase::Closed => return Ok(steps.into_iter().map(|step| step.id).collect()),
             Phase::Loading => return Err(PortError::NotReady("push")),
             Phase::Failed(_) => return Err(PortError::AfterFailure("push")),
-        }
+        };
         if let Some(step) = steps.iter().find(|step| step.id == 0 || step.id >= state.next_id) {
             return Err(PortError::UnknownId(step.id));
         }
@@ -403,9 +403,14 @@ impl Port {
                 continue;
             };
             let made = u32::try_from(step.tokens.len()).unwrap_or(u32::MAX);
-            if made > running.left {
-                let error = Error::new(Code::EngineFailed, "the engine made more tokens than were asked for");
-                tracing::error!(id = step.id, made, left = running.left, "an engine overran its request");
+            let outside = step.tokens.iter().find(|token| **token >= vocab_size);
+            if made > running.left || outside.is_some() {
+                let what = match outside {
+                    Some(token) => format!("the engine made token {token}, outside its vocabulary of {vocab_size}"),
+                    None => "the engine made more tokens than were asked for".to_owned(),
+                };
+                tracing::error!(id = step.id, made, left = running.left, what, "an engine broke its contract");
+                let error = Error::new(Code::EngineFailed, what);
                 if let Some(running) = state.running.remove(&step.id) {
                     wakers.push(running.inbox.finish(Err(error)));
                 }

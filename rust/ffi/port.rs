@@ -307,7 +307,8 @@ fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
     for order in orders {
         match order {
             Order::Admit(admit) => {
-                let sampling = admit.sampling.map(|it| Sampling { temperature: it.temperature, top_p: it.top_p, top_k: it.top_k, seed: it.seed });
+                let sampling =
+                    admit.sampling.map(|it| Sampling { temperature: it.temperature, top_p: it.top_p, top_k: it.top_k, seed: it.seed });
                 list.append(Bound::new(py, Admit { id: admit.id, prompt: admit.prompt, max_tokens: admit.max_tokens, sampling })?)?;
             }
             Order::Cancel(id) => list.append(Bound::new(py, Cancel { id })?)?,
@@ -370,8 +371,10 @@ impl Doors {
             top_k: it.top_k,
             seed: it.seed,
         });
-        let generation =
-            self.engine.submit(engine::Request { prompt, max_tokens, sampling }).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        let generation = self
+            .engine
+            .submit(engine::Request { prompt, max_tokens, sampling })
+            .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         Ok(Reader { id: generation.id(), generation: Mutex::new(Some(generation)) })
     }
 

@@ -21,7 +21,8 @@ const ROOM: usize = 4096;
 /// Room for a few small events; a piece that comes out longer makes its own.
 const NEXT_ROOM: usize = 1024;
 
-/// The first events go out before anything else is done: the prompt is made, and the engine woken, while they are on their way.
+/// The first events go out before anything else is done. A client on the same machine is woken by them on the core that sent them, and runs when
+/// this thread goes to sleep: so nothing else is done here after they are sent (the prompt is made on another thread).
 enum Begin {
     /// They are to be given to hyper.
     Give,

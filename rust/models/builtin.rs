@@ -22,9 +22,7 @@ pub(crate) fn prompter() -> Result<Prompter> {
 /// A byte-level BPE without merges, in the `tokenizer.json` form.
 fn tokenizer() -> Value {
     let vocabulary: Map<String, Value> = byte_symbols().enumerate().map(|(id, symbol)| (symbol.to_string(), json!(id))).collect();
-    let added = |id: u32, text: &str, special: bool| {
-        json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special})
-    };
+    let added = |id: u32, text: &str, special: bool| json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special});
     let specials = (256..).zip(SPECIALS).map(|(id, text)| added(id, text, true));
     let words = (FIRST_WORD..).zip(WORDS).map(|(id, text)| added(id, text, false));
     json!({

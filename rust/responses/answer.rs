@@ -2,10 +2,13 @@
 //!
 //! Knows neither sockets nor HTTP. Dropping a [`Running`] cancels the answer.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::task::JoinHandle;
 
 use super::event::{Sink, Unheard};
 use super::object::{Arrival, Begin, Effective, Response, Usage};
@@ -39,6 +42,8 @@ pub struct Running {
 enum Stage {
     /// Its place in the queue is held; its prompt is made when it is first polled.
     Held(Box<Held>),
+    /// Its prompt is being made, on a thread that may take its time.
+    Making(JoinHandle<Result<Answer>>),
     /// The engine has it.
     Answering(Box<Answer>),
     /// It ended before the engine had it.
@@ -65,6 +70,11 @@ impl Held {
         bytes.saturating_mul(MARGIN) <= self.model.capabilities.context_length as usize && bytes <= INLINE
     }
 
+    /// [`Held::answer`] on another thread.
+    fn make(self) -> JoinHandle<Result<Answer>> {
+        tokio::task::spawn_blocking(move || self.answer())
+    }
+
     /// Makes the prompt and hands it to the engine.
     fn answer(self) -> Result<Answer> {
         let Self { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop } = self;
@@ -74,6 +84,10 @@ impl Held {
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
         model.answer_at(place, prompt, Ask { max_tokens, sampling, stop, include_stop: false })
     }
+}
+
+fn fault(error: tokio::task::JoinError) -> Error {
+    Error::new(Code::ServerError, "the prompt could not be made").detail(error.to_string())
 }
 
 impl Running {
@@ -115,10 +129,7 @@ impl Running {
         } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {
             Stage::Answering(Box::new(held.answer()?))
         } else {
-            let answer = tokio::task::spawn_blocking(move || held.answer());
-            let fault =
-                |error: tokio::task::JoinError| Error::new(Code::ServerError, "the prompt could not be made").detail(error.to_string());
-            Stage::Answering(Box::new(answer.await.map_err(fault)??))
+            Stage::Answering(Box::new(held.make().await.map_err(fault)??))
         };
         let stream = Stream::new(begin, name("msg_", message_id));
         Ok(Self { stage, pieces: Pieces::default(), stream, arrival })
@@ -170,9 +181,15 @@ impl Running {
         if matches!(self.stage, Stage::Held(_))
             && let Stage::Held(held) = std::mem::replace(&mut self.stage, Stage::Over)
         {
-            match held.answer() {
+            self.stage = Stage::Making(held.make());
+        }
+        if let Stage::Making(making) = &mut self.stage {
+            match ready!(Pin::new(making).poll(cx)).map_err(fault).flatten() {
                 Ok(answer) => self.stage = Stage::Answering(Box::new(answer)),
-                Err(error) => return Poll::Ready(Some(Err(error))),
+                Err(error) => {
+                    self.stage = Stage::Over;
+                    return Poll::Ready(Some(Err(error)));
+                }
             }
         }
         let Stage::Answering(answer) = &mut self.stage else {

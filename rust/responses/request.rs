@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::item;
 use super::validate::At;
 use crate::error::{Code, Error, Result};
+use crate::json;
 use crate::prompt::Turn;
 
 /// The most stop strings of one request.
@@ -96,8 +97,9 @@ impl Request {
     /// # Errors
     /// `invalid_json`, or what is wrong with the first field at fault, with its path.
     pub fn from_json(body: &[u8]) -> Result<Self> {
-        let value: Value = serde_json::from_slice(body)
-            .map_err(|error| Error::new(Code::InvalidJson, format!("the body is not JSON: {error}")).hint("send one JSON object"))?;
+        let refused = |what: String| Error::new(Code::InvalidJson, format!("the body is not JSON: {what}")).hint("send one JSON object");
+        let text = std::str::from_utf8(body).map_err(|error| refused(error.to_string()))?;
+        let value = json::value(text).map_err(|error| refused(error.to_string()))?;
         Self::read(&At::root(&value))
     }
 

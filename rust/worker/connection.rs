@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
+use tokio::net::unix::ReadHalf;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::error::{Code, Error, Result};
 use crate::models::{Ask, Hosted, Loading, Model, PromptOptions};
@@ -20,8 +21,12 @@ use crate::worker::frame::{Frames, Line};
 use crate::worker::idle::{Busy, Idle};
 use crate::worker::message::{Chat, Event, Reply, Request, parse};
 
-/// Lines from a connection's work that its writer has not taken yet.
-const LINES: usize = 64;
+/// News of loads that a connection has not taken yet.
+const NEWS: usize = 64;
+/// Bytes that a client may leave unread before it is neither read from nor told news.
+const BACKLOG: usize = 1024 * 1024;
+/// Memory that an emptied outgoing buffer may keep.
+const KEEP: usize = 64 * 1024;
 /// Where conversations longer than this, in bytes, are tokenised beside the loop that answers pings.
 const LONG_TEXT: usize = 8 * 1024;
 /// Bytes read at once.
@@ -47,58 +52,48 @@ type OwnedId = Option<Box<RawValue>>;
 /// Serves one client until it leaves or the worker stops.
 pub(super) async fn serve(mut stream: UnixStream, model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) {
     let mut connection = Connection::new(model, options, idle, stop);
+    let (mut reader, writer) = stream.split();
     let mut open = true;
-    while open || !connection.work.is_empty() {
-        let event = tokio::select! {
+    while open || !connection.work.is_empty() || !connection.out.is_empty() {
+        // Reading goes on while the client is slow to read, so that one that writes all its requests before it reads is not waited for in vain.
+        let room = connection.out.len() < BACKLOG;
+        tokio::select! {
             biased;
-            read = read(&mut stream, connection.frames.buffer()), if open => Happened::Read(read),
-            Some(line) = connection.lines.recv() => Happened::Line(line),
-            Some(ended) = connection.work.join_next_with_id() => Happened::Ended(ended),
-            () = tokio::time::sleep(LOOK), if !open => Happened::Look,
-        };
-        match event {
-            Happened::Read(Err(_)) => return, // Reset: nobody is there to be answered.
-            Happened::Read(Ok(0)) => {
-                open = false;
-                connection.finish_lines();
-                if gone(&stream) {
+            Some(line) = connection.news.recv(), if room => connection.out.extend_from_slice(&line),
+            Some(ended) = connection.work.join_next_with_id() => connection.ended(ended),
+            read = read(&mut reader, connection.frames.buffer()), if open && room => match read {
+                Err(_) => return, // Reset: nobody is there to be answered.
+                Ok(0) => {
+                    open = false;
+                    connection.finish_lines();
+                    if gone(reader.as_ref()) {
+                        return;
+                    }
+                }
+                Ok(_) => connection.take_lines(),
+            },
+            // Readiness, or a fault that the next write meets as well.
+            _ = writer.writable(), if !connection.out.is_empty() => {}
+            () = tokio::time::sleep(LOOK), if !open => {
+                if gone(reader.as_ref()) {
                     return;
                 }
             }
-            Happened::Read(Ok(_)) => connection.take_lines(),
-            Happened::Line(Outgoing::Line(line)) => connection.out.extend_from_slice(&line),
-            Happened::Line(Outgoing::HangUp) => return,
-            Happened::Ended(ended) => connection.ended(ended),
-            Happened::Look if gone(&stream) => return,
-            Happened::Look => {}
-        }
-        if connection.stop.reason().is_some() {
-            return;
         }
         if !connection.out.is_empty() {
-            if stream.write_all(&connection.out).await.is_err() {
-                return;
+            match writer.try_write(&connection.out) {
+                Ok(written) => connection.written(written),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
             }
-            connection.out.clear();
+        }
+        if connection.hang_up || connection.stop.reason().is_some() {
+            return;
         }
     }
 }
 
-enum Happened {
-    Read(std::io::Result<usize>),
-    Line(Outgoing),
-    Ended(std::result::Result<(tokio::task::Id, ()), tokio::task::JoinError>),
-    Look,
-}
-
-/// What a task sends to its connection.
-enum Outgoing {
-    Line(Vec<u8>),
-    /// The trouble is passing: the client should come again, and must not be told that the request itself is at fault.
-    HangUp,
-}
-
-async fn read(stream: &mut UnixStream, buffer: &mut bytes::BytesMut) -> std::io::Result<usize> {
+async fn read(stream: &mut ReadHalf<'_>, buffer: &mut bytes::BytesMut) -> std::io::Result<usize> {
     buffer.reserve(READ);
     stream.read_buf(buffer).await
 }
@@ -118,22 +113,35 @@ struct Connection {
     stop: Stop,
     frames: Frames,
     out: Vec<u8>,
-    work: JoinSet<()>,
+    work: JoinSet<Answer>,
     /// The requests that tasks have yet to answer.
     owed: HashMap<tokio::task::Id, OwnedId>,
-    sender: mpsc::Sender<Outgoing>,
-    lines: mpsc::Receiver<Outgoing>,
+    sender: mpsc::Sender<Vec<u8>>,
+    /// Lines that tasks say before their answers.
+    news: mpsc::Receiver<Vec<u8>>,
+    /// The client is to come again.
+    hang_up: bool,
 }
 
 impl Connection {
     fn new(model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) -> Self {
-        let (sender, lines) = mpsc::channel(LINES);
+        let (sender, news) = mpsc::channel(NEWS);
         let frames = Frames::new(options.max_line);
-        Self { model, options, idle, stop, frames, out: Vec::new(), work: JoinSet::new(), owed: HashMap::new(), sender, lines }
+        let (out, work, owed) = (Vec::new(), JoinSet::new(), HashMap::new());
+        Self { model, options, idle, stop, frames, out, work, owed, sender, news, hang_up: false }
+    }
+
+    fn written(&mut self, bytes: usize) {
+        self.out.drain(..bytes);
+        if self.out.is_empty() && self.out.capacity() > KEEP {
+            self.out = Vec::new();
+        }
     }
 
     fn take_lines(&mut self) {
-        while let Some(line) = self.frames.next() {
+        while self.stop.reason().is_none()
+            && let Some(line) = self.frames.line()
+        {
             self.take(&line);
         }
     }
@@ -148,7 +156,8 @@ impl Connection {
         let line = match line {
             Line::Whole(line) => line,
             Line::TooLong(length) => {
-                let error = Error::new(Code::BodyTooLarge, format!("the line has {length} bytes, and the limit is {}", self.options.max_line));
+                let error =
+                    Error::new(Code::BodyTooLarge, format!("the line has {length} bytes, and the limit is {}", self.options.max_line));
                 return reply(&mut self.out, &Reply::Error { id: None, error: &error.hint("send less, or raise --max-line").one_line() });
             }
         };
@@ -184,14 +193,18 @@ impl Connection {
         self.owed.insert(handle.id(), id);
     }
 
-    fn ended(&mut self, ended: std::result::Result<(tokio::task::Id, ()), tokio::task::JoinError>) {
-        // What the task still had to say comes before what is said of its end.
-        while let Ok(Outgoing::Line(line)) = self.lines.try_recv() {
+    fn ended(&mut self, ended: Result<(tokio::task::Id, Answer), JoinError>) {
+        // What the task said while it ran comes before its answer.
+        while let Ok(line) = self.news.try_recv() {
             self.out.extend_from_slice(&line);
         }
         match ended {
-            Ok((task, ())) => {
+            Ok((task, answer)) => {
                 self.owed.remove(&task);
+                match answer {
+                    Answer::Line(line) => self.out.extend_from_slice(&line),
+                    Answer::HangUp => self.hang_up = true,
+                }
             }
             Err(error) => {
                 tracing::error!(%error, "a request ended by a fault");
@@ -209,37 +222,50 @@ fn reply(out: &mut Vec<u8>, reply: &Reply<'_>) {
     }
 }
 
+fn line(what: &Reply<'_>) -> Vec<u8> {
+    let mut line = Vec::with_capacity(128);
+    reply(&mut line, what);
+    line
+}
+
+/// How a load or chat ends: a task returns it, so that there is one for each request.
+#[derive(Debug)]
+enum Answer {
+    Line(Vec<u8>),
+    /// The trouble is passing: the client should come again, and must not be told that the request itself is at fault.
+    HangUp,
+}
+
 /// One load or chat.
 struct Task {
     id: OwnedId,
     model: Arc<Hosted>,
     options: Arc<Options>,
-    sender: mpsc::Sender<Outgoing>,
+    sender: mpsc::Sender<Vec<u8>>,
     _busy: Busy,
 }
 
 impl Task {
-    async fn run(self, chat: Option<Chat>) {
+    async fn run(self, chat: Option<Chat>) -> Answer {
         let outcome = match chat {
             None => self.load(true).await.map(|_| None),
             Some(chat) => self.chat(chat).await.map(Some),
         };
         let id = self.id.as_deref();
-        match outcome {
-            Ok(None) => self.send(&Reply::Loaded { id }).await,
-            Ok(Some(text)) => self.send(&Reply::Text { id, text: &text }).await,
-            Err(error) if error.code == Code::ShuttingDown => _ = self.sender.send(Outgoing::HangUp).await,
+        Answer::Line(match outcome {
+            Ok(None) => line(&Reply::Loaded { id }),
+            Ok(Some(text)) => line(&Reply::Text { id, text: &text }),
+            Err(error) if error.code == Code::ShuttingDown => return Answer::HangUp,
             Err(error) => {
                 tracing::warn!(%error, detail = error.detail.as_deref(), "a request failed");
-                self.send(&Reply::Error { id, error: &error.one_line() }).await;
+                line(&Reply::Error { id, error: &error.one_line() })
             }
-        }
+        })
     }
 
-    async fn send(&self, what: &Reply<'_>) {
-        let mut line = Vec::with_capacity(128);
-        reply(&mut line, what);
-        let _ = self.sender.send(Outgoing::Line(line)).await; // A client that has gone is told nothing.
+    async fn tell(&self, event: Event<'_>) {
+        let news = line(&Reply::Progress { id: self.id.as_deref(), event });
+        let _ = self.sender.send(news).await; // A client that has gone is told nothing.
     }
 
     /// The model, loaded first if need be; whoever starts the load hears how it goes, and `asked` for it, that it is ready.
@@ -252,7 +278,7 @@ impl Task {
         let model = if started { self.watch(loading).await? } else { loading.model().await? };
         if started || asked {
             let event = Event::ready(&self.options.model_key, self.model.id());
-            self.send(&Reply::Progress { id: self.id.as_deref(), event }).await;
+            self.tell(event).await;
         }
         Ok(model)
     }
@@ -269,7 +295,7 @@ impl Task {
             match news {
                 Ok(news) => {
                     for event in Event::of(&self.options.model_key, &news).into_iter().flatten() {
-                        self.send(&Reply::Progress { id: self.id.as_deref(), event }).await;
+                        self.tell(event).await;
                     }
                 }
                 Err(RecvError::Lagged(_)) => {} // Newer news follows.
@@ -297,5 +323,57 @@ impl Task {
         let (text, ending) = answer.rest().await?;
         tracing::debug!(prompt = answer.prompt_tokens(), tokens = answer.tokens(), ?ending, "answered");
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Settings;
+    use crate::engine::host::launcher;
+    use crate::models::Models;
+    use crate::models::fetch::Shelf;
+
+    /// A connection whose model is never asked for.
+    fn connection() -> Connection {
+        let (launcher, _) = launcher(1);
+        let models = Models::new(&["m".to_owned()], Shelf::new("unused".into(), None), launcher, "mock", Settings::default()).unwrap();
+        let options = Options { model_key: "m".into(), tag: "t".into(), max_line: 1000, max_in_flight: 8 };
+        Connection::new(Arc::clone(models.default_model()), Arc::new(options), Idle::new(Duration::MAX), Stop::default())
+    }
+
+    async fn after(work: impl Future<Output = Answer> + Send + 'static) -> Connection {
+        let mut connection = connection();
+        connection.sender.send(b"news\n".to_vec()).await.unwrap();
+        let task = connection.work.spawn(work);
+        connection.owed.insert(task.id(), Some(RawValue::from_string("7".into()).unwrap()));
+        let ended = connection.work.join_next_with_id().await.unwrap();
+        connection.ended(ended);
+        assert!(connection.owed.is_empty());
+        connection
+    }
+
+    #[tokio::test]
+    async fn an_answer_follows_the_news_that_came_before_it() {
+        let connection = after(async { Answer::Line(b"answer\n".to_vec()) }).await;
+        assert_eq!((connection.out.as_slice(), connection.hang_up), (&b"news\nanswer\n"[..], false));
+        assert!(after(async { Answer::HangUp }).await.hang_up);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_answered_with_an_error() {
+        let connection = after(async { panic!("a fault") }).await;
+        let said = String::from_utf8(connection.out).unwrap();
+        assert_eq!(said, "news\n{\"type\":\"error\",\"id\":7,\"error\":\"a fault of the worker; its log has the detail\"}\n");
+    }
+
+    #[tokio::test]
+    async fn an_emptied_buffer_gives_its_memory_back() {
+        let mut connection = connection();
+        connection.out = vec![b'x'; 10 * KEEP];
+        connection.written(KEEP);
+        assert_eq!(connection.out.len(), 9 * KEEP);
+        connection.written(9 * KEEP);
+        assert_eq!(connection.out.capacity(), 0);
     }
 }

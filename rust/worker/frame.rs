@@ -40,16 +40,16 @@ impl Frames {
     }
 
     /// The next line, if a whole one is here.
-    pub fn next(&mut self) -> Option<Line> {
+    pub fn line(&mut self) -> Option<Line> {
         loop {
             let fresh = self.buffer.get(self.scanned..).unwrap_or_default();
             let Some(at) = memchr::memchr(b'\n', fresh).map(|at| at + self.scanned) else {
-                self.scanned = self.buffer.len();
                 if self.buffer.len() > self.max || self.dropped > 0 {
                     self.dropped += self.buffer.len() as u64;
-                    self.buffer = BytesMut::new();
-                    self.scanned = 0;
-                } else if self.buffer.is_empty() && self.buffer.capacity() > KEEP {
+                    self.buffer.clear();
+                }
+                self.scanned = self.buffer.len();
+                if self.buffer.is_empty() && self.buffer.capacity() > KEEP {
                     self.buffer = BytesMut::new();
                 }
                 return None;
@@ -57,6 +57,10 @@ impl Frames {
             let line = self.buffer.split_to(at);
             self.buffer.advance(1);
             self.scanned = 0;
+            if line.len() > KEEP {
+                // The rest would hold on to the whole of the line's memory.
+                self.buffer = BytesMut::from(&self.buffer[..]);
+            }
             let dropped = std::mem::take(&mut self.dropped);
             if dropped > 0 || line.len() > self.max {
                 return Some(Line::TooLong(dropped + line.len() as u64));

@@ -54,10 +54,16 @@ impl Idle {
                 let _ = changed.await;
                 continue;
             }
+            let over = async {
+                match since.checked_add(self.window) {
+                    Some(end) => sleep_until(end).await,
+                    None => std::future::pending().await, // A window longer than clocks count has no end.
+                }
+            };
             tokio::select! {
                 biased;
                 _ = changed => {}
-                () = sleep_until(since + self.window) => return,
+                () = over => return,
             }
         }
     }
@@ -101,6 +107,12 @@ mod tests {
             drop(busy);
         });
         assert_eq!(elapsed(&idle, start).await.as_secs(), 600 + 2000 + 900);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_longer_than_clocks_count_never_ends() {
+        let idle = Idle::new(Duration::MAX);
+        assert!(tokio::time::timeout(WINDOW, idle.over()).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::{Code, Error};
+use crate::json;
 use crate::models::progress::{Progress, Stage};
 use crate::prompt::{Role, Turn};
 
@@ -63,24 +64,19 @@ fn as_it_stands<'de: 'a, 'a, D: serde::Deserializer<'de>>(from: D) -> Result<Opt
 }
 
 /// Reads one line.
-#[must_use]
 pub fn parse(line: &[u8]) -> Parsed<'_> {
     let text = match std::str::from_utf8(line) {
         Ok(text) => text,
         Err(error) => return (None, Err(Error::new(Code::InvalidJson, format!("the line is not UTF-8 (byte {})", error.valid_up_to())))),
     };
     let envelope: Envelope<'_> = match serde_json::from_str(text) {
-        // Serde takes a list for an object whose fields come in order; here it is none.
+        // A list would do for the fields of a struct, in order; not on this wire.
         Ok(envelope) if text.trim_start().starts_with('{') => envelope,
-        Ok(_) => return (None, Err(Error::new(Code::InvalidType, OBJECT).hint(FORM))),
-        Err(error) if error.is_data() => {
-            let what = match text.trim_start().as_bytes().first() {
-                Some(b'{') => format!("the line is not a request: {error}"),
-                _ => OBJECT.to_owned(),
-            };
-            return (None, Err(Error::new(Code::InvalidType, what).hint(FORM)));
+        Err(error) if !error.is_data() => return (None, Err(not_json(&error))),
+        Err(error) if text.trim_start().starts_with('{') => {
+            return (None, Err(Error::new(Code::InvalidType, format!("the line is not a request: {error}")).hint(FORM)));
         }
-        Err(error) => return (None, Err(Error::new(Code::InvalidJson, format!("the line is not JSON: {error}")).hint(FORM))),
+        _ => return (None, Err(Error::new(Code::InvalidType, "a request is a JSON object, one a line").hint(FORM))),
     };
     let id = envelope.id;
     let kind = envelope.kind.map(plain);
@@ -104,9 +100,12 @@ fn plain(kind: &RawValue) -> Cow<'_, str> {
     serde_json::from_str::<String>(raw).map_or(Cow::Borrowed(raw), |text| Cow::Owned(format!("\"{text}\"")))
 }
 
-const OBJECT: &str = "a request is a JSON object, one a line";
 const FORM: &str = "send {\"type\":\"ping\",\"id\":\"1\"} and a newline, for example";
 const TYPES: &str = "the types are ping, load, chat and shutdown";
+
+fn not_json(error: &serde_json::Error) -> Error {
+    Error::new(Code::InvalidJson, format!("the line is not JSON: {error}")).hint(FORM)
+}
 
 /// A value of the client's for a message: as it came, but not as long as it came.
 fn shortened(text: &str) -> String {
@@ -117,7 +116,7 @@ fn shortened(text: &str) -> String {
 }
 
 fn chat(text: &str) -> Result<Request, Error> {
-    let value: Value = serde_json::from_str(text).map_err(|error| Error::new(Code::InvalidJson, format!("the line is not JSON: {error}")))?;
+    let value = json::value(text).map_err(|error| not_json(&error))?;
     let wrong = |field: &str, wanted: &str, got: &Value| {
         Error::new(Code::InvalidType, format!("{field} must be {wanted}, not {}", kind_of(got))).at(field.to_owned())
     };

@@ -141,6 +141,7 @@ async fn an_engine_that_is_stuck_shows_in_the_health() {
     assert_eq!(server.get("/health").await.status, 200);
     let mut client = server.client().await;
     let _stream = client.begin(post("/v1/responses", r#"{"input":"hi","stream":true}"#)).await;
+    until("the engine has the request", || server.load().running == 1).await;
     let reply = server.get("/health").await;
     assert_eq!((reply.status.as_u16(), reply.json()["status"].clone()), (503, json!("stalled")));
     assert_eq!(server.get("/health?live").await.json(), json!({"status": "alive"}));

@@ -1,13 +1,17 @@
 //! The one binary of integration tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr, unreachable_pub)]
 
+mod answer;
 mod decode;
+mod fetch;
+mod hosted;
 mod http_disconnect;
 mod http_door;
 mod http_limits;
 mod http_shutdown;
 mod http_stream;
 mod http_support;
+mod listen;
 mod messages;
 mod models;
 mod port;
@@ -17,3 +21,9 @@ mod stop;
 mod templates;
 mod tokenizer;
 mod vocab;
+mod worker_door;
+mod worker_frames;
+mod worker_idle;
+mod worker_life;
+mod worker_message;
+mod worker_support;

@@ -42,7 +42,7 @@ fn ids_arrive_in_order_and_end_with_the_finish() {
     let (engine, port) = ready(4);
     let mut generation = engine.submit(request(3)).unwrap();
     let id = admitted(&port)[0];
-    assert_eq!(port.push(vec![step(id, &[7], None)]).unwrap(), []);
+    assert_eq!(port.push(vec![step(id, &[7], None)]).unwrap(), Vec::<u64>::new());
     assert_eq!(read(&mut generation), Chunk { tokens: vec![7], end: None });
     port.push(vec![step(id, &[8], None)]).unwrap();
     port.push(vec![step(id, &[2], Some(Finish::Stop))]).unwrap();
@@ -69,7 +69,7 @@ fn a_reader_that_leaves_during_prefill_is_told_once_by_poll() {
     let id = admitted(&port)[0];
     drop(generation);
     assert_eq!(port.poll().unwrap().unwrap(), [Order::Cancel(id)]);
-    assert_eq!(port.push(Vec::new()).unwrap(), []);
+    assert_eq!(port.push(Vec::new()).unwrap(), Vec::<u64>::new());
     assert_eq!(engine.load().running, 0);
 }
 
@@ -91,7 +91,7 @@ fn a_reader_that_leaves_after_the_finish_is_nobodys_business() {
     let id = admitted(&port)[0];
     port.push(vec![step(id, &[7], Some(Finish::Length))]).unwrap();
     drop(generation);
-    assert_eq!(port.push(Vec::new()).unwrap(), []);
+    assert_eq!(port.push(Vec::new()).unwrap(), Vec::<u64>::new());
     assert_eq!(port.poll().unwrap().unwrap(), []);
 }
 
@@ -193,6 +193,17 @@ fn an_engine_that_overruns_a_request_fails_that_request_alone() {
     assert_eq!(gone, [ids[0]]);
     assert!(read(&mut greedy).end.unwrap().is_err());
     assert_eq!(read(&mut good).tokens, [7]);
+}
+
+#[test]
+fn an_id_outside_the_vocabulary_fails_its_request_alone() {
+    let (engine, port) = ready(2);
+    let mut bad = engine.submit(request(2)).unwrap();
+    let mut good = engine.submit(request(2)).unwrap();
+    let ids = admitted(&port);
+    assert_eq!(port.push(vec![step(ids[0], &[50], None), step(ids[1], &[49], None)]).unwrap(), vec![ids[0]]);
+    assert!(read(&mut bad).end.unwrap().unwrap_err().message.contains("outside its vocabulary"));
+    assert_eq!(read(&mut good).tokens, [49]);
 }
 
 #[test]

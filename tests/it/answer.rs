@@ -1,0 +1,156 @@
+//! An answer's text and end, with the test as the engine.
+
+use emberd::engine::port::{Load, port};
+use emberd::engine::{Capabilities, Engine, Finish, Order, Port, Request, Step};
+use emberd::error::Code;
+use emberd::models::{Answer, Ending, Pieces};
+use emberd::prompt::Tokenizer;
+use proptest::prelude::*;
+
+use crate::vocab;
+
+struct Rig {
+    engine: Engine,
+    port: Port,
+    tokenizer: Tokenizer,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (engine, port) = port(8);
+        let tokenizer = Tokenizer::from_parts(vocab::byte_level().to_string().as_bytes(), "").unwrap();
+        let vocab_size = u32::try_from(tokenizer.vocab_size()).unwrap();
+        port.ready(Capabilities { context_length: 4096, max_batch: 8, vocab_size, eos_ids: vec![] }).unwrap();
+        Self { engine, port, tokenizer }
+    }
+
+    /// An answer that the engine has been told of.
+    fn answer(&self, stop: &[&str], include_stop: bool) -> (u64, Answer) {
+        let generation = self.engine.submit(Request { prompt: vec![1, 2, 3], max_tokens: 1000, sampling: None }).unwrap();
+        let orders = self.port.wait().unwrap().unwrap();
+        let Order::Admit(admit) = &orders[0] else { panic!("{orders:?}") };
+        let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
+        (admit.id, Answer::new(generation, &self.tokenizer, stop, include_stop))
+    }
+
+    fn ids(&self, text: &str) -> Vec<u32> {
+        self.tokenizer.encode(text, false).unwrap()
+    }
+
+    fn push(&self, id: u64, tokens: Vec<u32>, finish: Option<Finish>) -> Vec<u64> {
+        self.port.push(vec![Step { id, tokens, finish }]).unwrap()
+    }
+}
+
+/// What has come since the last call: the pieces, and how it ended, if it did. `None` when nothing is there.
+async fn now(answer: &mut Answer) -> Option<(Vec<String>, Option<Result<Ending, emberd::error::Error>>)> {
+    let mut pieces = Pieces::default();
+    let end = std::future::poll_fn(|cx| {
+        std::task::Poll::Ready(match answer.poll(cx, &mut pieces) {
+            std::task::Poll::Ready(end) => Some(end),
+            std::task::Poll::Pending => None,
+        })
+    });
+    let end = end.await?;
+    assert_eq!(pieces.len(), pieces.iter().count());
+    assert_eq!(pieces.text(), pieces.iter().collect::<String>());
+    assert!(pieces.iter().all(|piece| !piece.is_empty()));
+    Some((pieces.iter().map(str::to_owned).collect(), end))
+}
+
+fn said(pieces: &[&str]) -> Vec<String> {
+    pieces.iter().map(|piece| (*piece).to_owned()).collect()
+}
+
+#[tokio::test]
+async fn each_token_that_completes_text_is_a_piece_and_half_a_character_waits() {
+    let rig = Rig::new();
+    let (id, mut answer) = rig.answer(&[], false);
+    assert_eq!(now(&mut answer).await, None);
+    let heart = rig.ids("♥");
+    assert_eq!(heart.len(), 3, "three bytes, three tokens");
+    rig.push(id, vec![rig.ids("a")[0], rig.ids("b")[0], heart[0]], None);
+    assert_eq!(now(&mut answer).await, Some((said(&["a", "b"]), None)));
+    rig.push(id, vec![heart[1]], None);
+    assert_eq!(now(&mut answer).await, None);
+    rig.push(id, vec![heart[2]], Some(Finish::Stop));
+    assert_eq!(now(&mut answer).await, Some((said(&["♥"]), Some(Ok(Ending::Stop)))));
+    assert_eq!(now(&mut answer).await, Some((vec![], None)), "after the end there is nothing");
+    assert_eq!((answer.prompt_tokens(), answer.tokens()), (3, 5));
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_answer_and_the_engines_work() {
+    for (include, text) in [(false, "one "), (true, "one END")] {
+        let rig = Rig::new();
+        let (id, mut answer) = rig.answer(&["END"], include);
+        rig.push(id, rig.ids("one EN"), None);
+        let (pieces, end) = now(&mut answer).await.unwrap();
+        assert_eq!((pieces.concat().as_str(), end), ("one ", None), "what may become a stop is held back");
+        rig.push(id, rig.ids("D two"), None);
+        let (rest, end) = now(&mut answer).await.unwrap();
+        assert_eq!((pieces.concat() + &rest.concat(), end), (text.to_owned(), Some(Ok(Ending::StopString))));
+        assert_eq!(answer.tokens() as usize, rig.ids("one EN").len() + rig.ids("D").len(), "ids after the stop do not count");
+        assert_eq!(rig.push(id, rig.ids("x"), None), [id], "the engine hears of it with its next step");
+        assert_eq!(rig.engine.load(), Load { tokens: rig.engine.load().tokens, ..Load::default() });
+    }
+}
+
+#[tokio::test]
+async fn a_stop_that_comes_with_the_engines_own_end_is_the_ending() {
+    let rig = Rig::new();
+    let (id, mut answer) = rig.answer(&["b"], true);
+    rig.push(id, rig.ids("abc"), Some(Finish::Length));
+    assert_eq!(answer.rest().await, Ok(("ab".to_owned(), Ending::StopString)));
+}
+
+#[tokio::test]
+async fn what_was_held_back_for_a_stop_comes_with_the_end() {
+    let rig = Rig::new();
+    let (id, mut answer) = rig.answer(&["abcdef"], false);
+    rig.push(id, rig.ids("xabc"), None);
+    rig.push(id, rig.ids("de"), Some(Finish::Length));
+    assert_eq!(answer.rest().await, Ok(("xabcde".to_owned(), Ending::Length)));
+}
+
+#[tokio::test]
+async fn an_engine_that_fails_in_the_middle_is_an_error_and_no_ending() {
+    let rig = Rig::new();
+    let (id, mut answer) = rig.answer(&[], false);
+    rig.push(id, rig.ids("ab"), None);
+    rig.port.fail("out of memory");
+    assert_eq!(answer.rest().await.unwrap_err().code, Code::EngineFailed);
+    assert_eq!(now(&mut answer).await, Some((vec![], None)));
+}
+
+#[tokio::test]
+async fn dropping_an_answer_cancels_it() {
+    let rig = Rig::new();
+    let (id, answer) = rig.answer(&[], false);
+    drop(answer);
+    assert_eq!(rig.port.poll().unwrap().unwrap(), [Order::Cancel(id)]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn the_text_is_the_same_however_the_ids_come(text in "[abé🙂 ]{0,20}", stop in "[ab]{1,3}", sizes in prop::collection::vec(1_usize..5, 1..6)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let rig = Rig::new();
+        let expected = text.find(&stop).map_or(text.as_str(), |at| &text[..at]);
+        let (id, mut answer) = rig.answer(&[&stop], false);
+        let ids = rig.ids(&text);
+        let mut rest = &ids[..];
+        let mut found = String::new();
+        for size in sizes.iter().cycle() {
+            let (chunk, after) = rest.split_at(rest.len().min(*size));
+            rest = after;
+            rig.push(id, chunk.to_vec(), rest.is_empty().then_some(Finish::Stop));
+            if let Some((pieces, _)) = runtime.block_on(now(&mut answer)) {
+                found.push_str(&pieces.concat());
+            }
+            if rest.is_empty() { break }
+        }
+        prop_assert_eq!(found, expected);
+    }
+}
