@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::{AbortHandle, JoinError};
 
 use crate::engine::port::{Capabilities, Engine, Phase};
@@ -246,7 +246,7 @@ fn ended<T>(outcome: Result<Result<T>, JoinError>) -> Result<T> {
     match outcome {
         Ok(outcome) => outcome,
         Err(error) if error.is_cancelled() => Err(gone()),
-        Err(error) => Err(Error::new(Code::ServerError, "a fault while the model was loaded").detail(error.to_string())),
+        Err(error) => Err(Error::new(Code::ServerError, "a fault in work beside the door").detail(error.to_string())),
     }
 }
 
@@ -260,6 +260,20 @@ fn load_failed(mut error: Error) -> Error {
 fn read(folder: &Path) -> Result<(Prompter, Defaults)> {
     let defaults = Defaults::read(folder)?;
     Ok((Prompter::new(Arc::new(Tokenizer::load(folder)?))?, defaults))
+}
+
+/// Pieces of work that run at once in [`beside`]: a long prompt takes a core, and memory that is many times its text.
+const BESIDE: usize = 2;
+static PLACES: Semaphore = Semaphore::const_new(BESIDE);
+
+/// Does work that takes long, such as making a long prompt, beside the thread that serves the sockets. Where much of it comes together, it
+/// waits for its turn; a caller that has gone before that costs nothing.
+///
+/// # Errors
+/// What the work says, or `server_error` when it panicked.
+pub async fn beside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let _place = PLACES.acquire().await.map_err(|error| Error::new(Code::ServerError, "no place to work").detail(error.to_string()))?;
+    blocking(work).await
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
@@ -323,9 +337,15 @@ impl Model {
     /// The token ids of a conversation, ready for an answer. Costs some 50 µs for a short one and grows with its length.
     ///
     /// # Errors
-    /// `invalid_value` when the model's template refuses the conversation.
+    /// `invalid_value` when the model's template refuses the conversation; `context_length_exceeded` when its text alone says that it cannot fit, so
+    /// that a text of megabytes is not tokenised to be refused.
     pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Vec<u32>> {
-        self.prompter.ids(turns, options.enable_thinking, options.prefill.as_deref().unwrap_or_default())
+        let text = self.prompter.text(turns, options.enable_thinking, options.prefill.as_deref().unwrap_or_default())?;
+        let (least, window) = (self.prompter.tokenizer().at_least(text.len()), self.capabilities.context_length);
+        if least > window as usize {
+            return Err(self.too_long(&format!("at least {least}")));
+        }
+        self.prompter.tokenizer().encode(&text, false).map_err(|error| Error::new(Code::ServerError, error.to_string()))
     }
 
     /// How many tokens an answer to a prompt of this length can have.
@@ -336,13 +356,15 @@ impl Model {
         let window = self.capabilities.context_length;
         let left = u32::try_from(prompt_tokens).ok().and_then(|prompt| window.checked_sub(prompt)).unwrap_or(0);
         if left == 0 {
-            return Err(Error::new(
-                Code::ContextLengthExceeded,
-                format!("the prompt has {prompt_tokens} tokens, but the window is {window} for prompt and answer together"),
-            )
-            .hint("shorten the input"));
+            return Err(self.too_long(&prompt_tokens.to_string()));
         }
         Ok(left)
+    }
+
+    fn too_long(&self, tokens: &str) -> Error {
+        let window = self.capabilities.context_length;
+        let what = format!("the prompt has {tokens} tokens, but the window is {window} for prompt and answer together");
+        Error::new(Code::ContextLengthExceeded, what).hint("shorten the input")
     }
 
     /// Queues a prompt and gives its answer as a stream of text. Dropping the stream cancels it.

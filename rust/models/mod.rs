@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use answer::{Answer, Ending, Pieces};
-pub use hosted::{Ask, Hosted, Loading, Model, PromptOptions, State};
+pub use hosted::{Ask, Hosted, Loading, Model, PromptOptions, State, beside};
 
 use crate::engine::{Launcher, Settings};
 use crate::error::{Code, Error, Result};

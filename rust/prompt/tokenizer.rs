@@ -53,6 +53,33 @@ fn read_tokenizer(data: &[u8], path: &Path) -> Result<tokenizers::Tokenizer, Tok
     Ok(inner)
 }
 
+/// Bytes of text that one id can stand for at most. A vocabulary shows a byte as one character at least.
+fn longest(tokenizer: &tokenizers::Tokenizer) -> usize {
+    let token = tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(1).max(1);
+    let shrinks = match tokenizer.get_normalizer().and_then(|normaliser| serde_json::to_value(normaliser).ok()) {
+        None => Some(1),
+        Some(normaliser) => shrinks(&normaliser),
+    };
+    shrinks.map_or(usize::MAX, |times| token.saturating_mul(times))
+}
+
+/// How many times shorter, in bytes, a normaliser may make a text before it is cut; `None` when there is no bound, as where blanks are taken away.
+fn shrinks(normaliser: &Value) -> Option<usize> {
+    match normaliser["type"].as_str()? {
+        "Sequence" => {
+            normaliser["normalizers"].as_array()?.iter().map(shrinks).try_fold(1, |all: usize, one| Some(all.saturating_mul(one?)))
+        }
+        "Prepend" => Some(1),
+        "Replace" => {
+            let (pattern, content) = (normaliser["pattern"]["String"].as_str()?, normaliser["content"].as_str()?);
+            (content.len() >= pattern.len()).then_some(1)
+        }
+        // A character of three bytes may become one of one byte, or three characters one.
+        "NFC" | "NFD" | "NFKC" | "NFKD" | "Lowercase" => Some(3),
+        _ => None,
+    }
+}
+
 /// The tokenizer of one model.
 ///
 /// All methods take `&self`, and all threads may call them at once: the tokenizer and the templates are never changed after loading, and the merge
@@ -67,6 +94,7 @@ pub struct Tokenizer {
     eos: Option<u32>,
     add_bos: Option<bool>,
     templates: BTreeMap<String, ChatTemplate>,
+    longest: usize,
 }
 
 impl Tokenizer {
@@ -97,7 +125,8 @@ impl Tokenizer {
         }
         let inner = Arc::new(inner);
         let detokeniser = Arc::new(Detokeniser::new(Arc::clone(&inner)));
-        Ok(Self { inner, detokeniser, specials, bos, eos, add_bos: config["add_bos_token"].as_bool(), templates })
+        let longest = longest(&inner);
+        Ok(Self { inner, detokeniser, specials, bos, eos, add_bos: config["add_bos_token"].as_bool(), templates, longest })
     }
 
     /// A tokenizer from the text of a `tokenizer.json` and one chat template, without a folder. It has no beginning-of-text token.
@@ -109,8 +138,9 @@ impl Tokenizer {
         let inner = Arc::new(read_tokenizer(tokenizer, &path)?);
         let template = ChatTemplate::new(template, Specials::default()).map_err(|source| TokenizerError::Template { path, source })?;
         let detokeniser = Arc::new(Detokeniser::new(Arc::clone(&inner)));
+        let longest = longest(&inner);
         let templates = BTreeMap::from([("default".to_owned(), template)]);
-        Ok(Self { inner, detokeniser, specials: Specials::default(), bos: None, eos: None, add_bos: None, templates })
+        Ok(Self { inner, detokeniser, specials: Specials::default(), bos: None, eos: None, add_bos: None, templates, longest })
     }
 
     /// The chat template: with tools, the one named `tool_use` if the model has it, else `default`. `None` for a model that has no template.
@@ -144,6 +174,12 @@ impl Tokenizer {
             }
         }
         Ok(ids)
+    }
+
+    /// How many ids a text of this many bytes has at least. Costs nothing, unlike encoding.
+    #[must_use]
+    pub fn at_least(&self, bytes: usize) -> usize {
+        bytes / self.longest
     }
 
     /// What turns generated ids into text, one stream for each generation.
@@ -260,5 +296,20 @@ fn named(field: &Value, path: &Path) -> Vec<Source> {
         }
         Value::Object(texts) => texts.iter().filter_map(|(name, source)| Some(entry(name, source.as_str()?))).collect(),
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_normaliser_shrinks_a_text_by_a_bound_or_is_said_to_have_none() {
+        let blanks = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+        let sequence = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"}, blanks, {"type": "NFC"}]});
+        assert_eq!(shrinks(&sequence), Some(3));
+        assert_eq!(shrinks(&json!({"type": "Replace", "pattern": {"String": "  "}, "content": ""})), None);
+        assert_eq!(shrinks(&json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Strip"}]})), None);
     }
 }

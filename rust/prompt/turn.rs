@@ -75,12 +75,12 @@ impl Prompter {
         &self.tokenizer
     }
 
-    /// The ids of a conversation, up to where the model is to speak, with `prefill` appended as it is. `enable_thinking` is the template's own switch;
+    /// The text of a conversation, up to where the model is to speak, with `prefill` appended as it is. `enable_thinking` is the template's own switch;
     /// `None` leaves it as the template has it.
     ///
     /// # Errors
-    /// `invalid_value` when the template takes the conversation in no form, `server_error` when tokenising fails.
-    pub fn ids(&self, turns: &[Turn], enable_thinking: Option<bool>, prefill: &str) -> Result<Vec<u32>> {
+    /// `invalid_value` when the template takes the conversation in no form.
+    pub fn text(&self, turns: &[Turn], enable_thinking: Option<bool>, prefill: &str) -> Result<String> {
         let messages: Vec<Value> = turns.iter().map(|turn| json!({"role": turn.role.name(), "content": turn.text})).collect();
         let mut extra = Map::new();
         if let Some(enable) = enable_thinking {
@@ -92,7 +92,7 @@ impl Prompter {
         let input = RenderInput { messages: &messages, tools: None, add_generation_prompt: true, extra: &extra };
         let mut text = messages::render(template, &input).map_err(refused)?;
         text.push_str(prefill);
-        self.tokenizer.encode(&text, false).map_err(|error| Error::new(Code::ServerError, error.to_string()))
+        Ok(text)
     }
 }
 

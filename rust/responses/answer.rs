@@ -2,13 +2,10 @@
 //!
 //! Knows neither sockets nor HTTP. Dropping a [`Running`] cancels the answer.
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-use tokio::task::JoinHandle;
 
 use super::event::{Sink, Unheard};
 use super::object::{Arrival, Begin, Effective, Response, Usage};
@@ -16,11 +13,11 @@ use super::request::{Request, Truncation};
 use super::stream::Stream;
 use crate::engine::{Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
-use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions};
+use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
 
 /// A prompt of at most this many bytes is rendered where it is: that takes less time than handing it to another thread.
-const INLINE: usize = 16 * 1024;
+const INLINE: usize = 4 * 1024;
 /// A reader for whom more pieces than this have gathered gets them as one: it is slow, and fewer events help it.
 const BACKLOG: usize = 1024;
 
@@ -42,8 +39,6 @@ pub struct Running {
 enum Stage {
     /// Its place in the queue is held; its prompt is made when it is first polled.
     Held(Box<Held>),
-    /// Its prompt is being made, on a thread that may take its time.
-    Making(JoinHandle<Result<Answer>>),
     /// The engine has it.
     Answering(Box<Answer>),
     /// It ended before the engine had it.
@@ -70,24 +65,15 @@ impl Held {
         bytes.saturating_mul(MARGIN) <= self.model.capabilities.context_length as usize && bytes <= INLINE
     }
 
-    /// [`Held::answer`] on another thread.
-    fn make(self) -> JoinHandle<Result<Answer>> {
-        tokio::task::spawn_blocking(move || self.answer())
-    }
-
     /// Makes the prompt and hands it to the engine.
     fn answer(self) -> Result<Answer> {
         let Self { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop } = self;
-        let prompt = prompt(&model, &turns, thinking, truncation, max_output_tokens)?;
+        let prompt = prompt(&model, &turns, thinking, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.len()).map_err(|error| error.at("input"))?;
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
         model.answer_at(place, prompt, Ask { max_tokens, sampling, stop, include_stop: false })
     }
-}
-
-fn fault(error: tokio::task::JoinError) -> Error {
-    Error::new(Code::ServerError, "the prompt could not be made").detail(error.to_string())
 }
 
 impl Running {
@@ -129,7 +115,7 @@ impl Running {
         } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {
             Stage::Answering(Box::new(held.answer()?))
         } else {
-            Stage::Answering(Box::new(held.make().await.map_err(fault)??))
+            Stage::Answering(Box::new(beside(move || held.answer()).await?))
         };
         let stream = Stream::new(begin, name("msg_", message_id));
         Ok(Self { stage, pieces: Pieces::default(), stream, arrival })
@@ -181,15 +167,9 @@ impl Running {
         if matches!(self.stage, Stage::Held(_))
             && let Stage::Held(held) = std::mem::replace(&mut self.stage, Stage::Over)
         {
-            self.stage = Stage::Making(held.make());
-        }
-        if let Stage::Making(making) = &mut self.stage {
-            match ready!(Pin::new(making).poll(cx)).map_err(fault).flatten() {
+            match held.answer() {
                 Ok(answer) => self.stage = Stage::Answering(Box::new(answer)),
-                Err(error) => {
-                    self.stage = Stage::Over;
-                    return Poll::Ready(Some(Err(error)));
-                }
+                Err(error) => return Poll::Ready(Some(Err(error))),
             }
         }
         let Stage::Answering(answer) = &mut self.stage else {
@@ -227,9 +207,10 @@ fn prompt(
     let options = PromptOptions { enable_thinking, ..PromptOptions::default() };
     let window = model.capabilities.context_length as usize;
     let asked = max_output_tokens.map_or(1, |most| most as usize).min(window / 2).max(1);
-    let whole = model.prompt(turns, &options)?;
-    if truncation == Truncation::Disabled || whole.len() + asked <= window {
-        return Ok(whole);
+    let fits = |ids: &Vec<u32>| ids.len() + asked <= window;
+    let whole = model.prompt(turns, &options);
+    if truncation == Truncation::Disabled || whole.as_ref().is_ok_and(fits) || whole.as_ref().is_err_and(|error| !too_long(error)) {
+        return whole;
     }
     let old: Vec<usize> = turns.iter().enumerate().filter(|(_, turn)| turn.role != Role::System).map(|(index, _)| index).collect();
     // What is kept begins with a user's turn, where it is more than the last one: templates may insist on it.
@@ -247,18 +228,23 @@ fn prompt(
         let Some(start) = starts.get(middle).copied() else { break };
         let kept = turns.iter().enumerate().filter(|(index, turn)| *index >= start || turn.role == Role::System);
         let kept: Vec<Turn> = kept.map(|(_, turn)| turn.clone()).collect();
-        let ids = model.prompt(&kept, &options)?;
-        if ids.len() + asked <= window {
-            best = Some((turns.len() - kept.len(), ids));
-            high = middle;
-        } else {
-            low = middle + 1;
+        match model.prompt(&kept, &options) {
+            Ok(ids) if fits(&ids) => {
+                best = Some((turns.len() - kept.len(), ids));
+                high = middle;
+            }
+            Err(error) if !too_long(&error) => return Err(error),
+            _ => low = middle + 1,
         }
     }
     // Where nothing helps, the caller is told how long the whole prompt is.
-    let Some((left_out, ids)) = best else { return Ok(whole) };
+    let Some((left_out, ids)) = best else { return whole };
     tracing::debug!(left_out, tokens = ids.len(), window, "the oldest turns are left out of the prompt");
     Ok(ids)
+}
+
+fn too_long(error: &Error) -> bool {
+    error.code == Code::ContextLengthExceeded
 }
 
 /// Seconds since 1970.

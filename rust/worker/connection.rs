@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::error::{Code, Error, Result};
-use crate::models::{Ask, Hosted, Loading, Model, PromptOptions};
+use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
 use crate::shutdown::{Reason, Stop};
 use crate::worker::frame::{Frames, Line};
 use crate::worker::idle::{Busy, Idle};
@@ -28,7 +28,7 @@ const BACKLOG: usize = 1024 * 1024;
 /// Memory that an emptied outgoing buffer may keep.
 const KEEP: usize = 64 * 1024;
 /// Where conversations longer than this, in bytes, are tokenised beside the loop that answers pings.
-const LONG_TEXT: usize = 8 * 1024;
+const LONG_TEXT: usize = 4 * 1024;
 /// Bytes read at once.
 const READ: usize = 64 * 1024;
 /// How often a client that will send no more, but waits for answers, is looked at for having gone.
@@ -310,10 +310,7 @@ impl Task {
         let length = chat.turns.iter().map(|turn| turn.text.len()).sum::<usize>() + options.prefill.as_ref().map_or(0, String::len);
         let prompt = if length > LONG_TEXT {
             let model = Arc::clone(&model);
-            match tokio::task::spawn_blocking(move || model.prompt(&chat.turns, &options)).await {
-                Ok(prompt) => prompt?,
-                Err(error) => return Err(Error::new(Code::ServerError, "a fault while tokenising").detail(error.to_string())),
-            }
+            beside(move || model.prompt(&chat.turns, &options)).await?
         } else {
             model.prompt(&chat.turns, &options)?
         };
