@@ -14,6 +14,7 @@ use super::event::{Sink, Unheard};
 use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Request, Truncation};
 use super::stream::Stream;
+use super::told::log;
 use crate::engine::{Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
 use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions};
@@ -167,6 +168,7 @@ impl Running {
 
     /// Ends the response with an error, the engine's or that the server is going away, and the request with it.
     pub fn fail(&mut self, error: &Error, sink: &mut impl Sink) {
+        log(error);
         let usage = self.usage();
         self.stage = Stage::Over;
         self.stream.fail(error, usage, sink);

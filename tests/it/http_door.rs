@@ -129,8 +129,13 @@ async fn health_tells_whether_the_server_can_serve() {
 
     let mut server = Server::absent(Options::default(), 8).await;
     server.launch(Mock { fault: Fault::FailLoad, ..Mock::default() });
-    assert!(server.ask(&json!({"input": "hi"})).await.status.is_server_error());
+    let reply = server.ask(&json!({"input": "hi"})).await;
+    assert_eq!(reply.error(), (503, "model_load_failed".into(), None));
     assert_eq!(status(&server).await, (503, "failed".into()));
+    // Why is for the log: it may hold paths, and what a library says.
+    let told = "the model could not be loaded (hint: the server's log says why)";
+    assert_eq!(reply.json()["error"]["message"], told);
+    assert_eq!(server.get("/health").await.json()["message"], told);
 }
 
 #[tokio::test]
