@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::outbound::{self, Body};
+use super::patient::Patient;
 use super::{Options, routes};
 use crate::error::{Code, Error};
 use crate::models::Models;
@@ -188,6 +189,7 @@ async fn one(listener: &Listener) -> io::Result<Stream> {
 async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, local: Local, app: Arc<App>) {
     let mut phase = app.phase.clone();
     let header_timeout = app.options.header_timeout;
+    let stream = Patient::new(stream, app.options.write_timeout);
     let service = service_fn(move |request: Request<Incoming>| {
         let app = Arc::clone(&app);
         async move { Ok::<_, Infallible>(guarded(routes::answer(&app, local, request)).await) }
