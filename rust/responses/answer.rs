@@ -71,6 +71,17 @@ impl Held {
         bytes.saturating_mul(MARGIN) <= self.model.capabilities.context_length as usize && bytes <= INLINE
     }
 
+    /// Whether the roles are in the order that every chat template takes: system at most first, then user and assistant in turn, a user last.
+    /// Any other may be refused, which has to be known before a stream begins.
+    fn in_turn(&self) -> bool {
+        let spoken = match self.turns.split_first() {
+            Some((first, rest)) if first.role == Role::System => rest,
+            _ => self.turns.as_slice(),
+        };
+        let expected = [Role::User, Role::Assistant].into_iter().cycle();
+        spoken.len() % 2 == 1 && spoken.iter().zip(expected).all(|(turn, role)| turn.role == role)
+    }
+
     /// [`Held::answer`] on another thread.
     fn make(self) -> JoinHandle<Result<Answer>> {
         tokio::task::spawn_blocking(move || self.answer())
@@ -93,7 +104,7 @@ fn fault(error: tokio::task::JoinError) -> Error {
 
 impl Running {
     /// Takes a place in the model's queue and, unless that can wait, makes the prompt and hands it to the engine. It can wait when the answer
-    /// is streamed and its prompt surely fits: then the first events need not wait for the prompt. `created_at`: when the request arrived, in
+    /// is streamed and its prompt surely fits and is of a form that templates do not refuse: then the first events need not wait for the prompt. `created_at`: when the request arrived, in
     /// seconds since 1970.
     ///
     /// # Errors
@@ -125,7 +136,7 @@ impl Running {
             echo,
         };
         let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop };
-        let stage = if stream && held.surely_fits() {
+        let stage = if stream && held.surely_fits() && held.in_turn() {
             Stage::Held(Box::new(held))
         } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {
             Stage::Answering(Box::new(held.answer()?))
