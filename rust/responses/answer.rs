@@ -71,17 +71,6 @@ impl Held {
         bytes.saturating_mul(MARGIN) <= self.model.capabilities.context_length as usize && bytes <= INLINE
     }
 
-    /// Whether the roles are in the order that every chat template takes: system at most first, then user and assistant in turn, a user last.
-    /// Any other may be refused, which has to be known before a stream begins.
-    fn in_turn(&self) -> bool {
-        let spoken = match self.turns.split_first() {
-            Some((first, rest)) if first.role == Role::System => rest,
-            _ => self.turns.as_slice(),
-        };
-        let expected = [Role::User, Role::Assistant].into_iter().cycle();
-        spoken.len() % 2 == 1 && spoken.iter().zip(expected).all(|(turn, role)| turn.role == role)
-    }
-
     /// [`Held::answer`] on another thread.
     fn make(self) -> JoinHandle<Result<Answer>> {
         tokio::task::spawn_blocking(move || self.answer())
@@ -96,6 +85,17 @@ impl Held {
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
         model.answer_at(place, prompt, Ask { max_tokens, sampling, stop, include_stop: false })
     }
+}
+
+/// Whether the roles are in the order that every chat template takes: system at most first, then user and assistant in turn, a user last. Any
+/// other may be refused, which has to be known before a stream begins.
+fn in_turn(turns: &[Turn]) -> bool {
+    let spoken = match turns.split_first() {
+        Some((first, rest)) if first.role == Role::System => rest,
+        _ => turns,
+    };
+    let expected = [Role::User, Role::Assistant].into_iter().cycle();
+    spoken.len() % 2 == 1 && spoken.iter().zip(expected).all(|(turn, role)| turn.role == role)
 }
 
 fn fault(error: tokio::task::JoinError) -> Error {
@@ -136,7 +136,7 @@ impl Running {
             echo,
         };
         let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop };
-        let stage = if stream && held.surely_fits() && held.in_turn() {
+        let stage = if stream && held.surely_fits() && in_turn(&held.turns) {
             Stage::Held(Box::new(held))
         } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {
             Stage::Answering(Box::new(held.answer()?))
@@ -299,4 +299,30 @@ fn random() -> Result<[[u8; 16]; 3]> {
     getrandom::fill(bits.as_flattened_mut())
         .map_err(|error| Error::new(Code::ServerError, "the system has no random bytes").detail(error.to_string()))?;
     Ok(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_conversation_in_turn_is_surely_taken() {
+        let of = |roles: &str| {
+            let turn = |role| Turn {
+                role: match role {
+                    's' => Role::System,
+                    'u' => Role::User,
+                    _ => Role::Assistant,
+                },
+                text: String::new(),
+            };
+            in_turn(&roles.chars().map(turn).collect::<Vec<_>>())
+        };
+        for roles in ["u", "su", "uau", "suauau"] {
+            assert!(of(roles), "{roles}");
+        }
+        for roles in ["", "s", "a", "ua", "sua", "uu", "au", "sau", "usu", "ssu", "uaau", "us"] {
+            assert!(!of(roles), "{roles}");
+        }
+    }
 }
