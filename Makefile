@@ -53,7 +53,7 @@ clean: ## Remove everything that was built or fetched here
 
 # The virtual environment with what it takes to build and run; the stamp changes when the pins do.
 $(VENV)/.runtime: requirements/runtime.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements/runtime.txt
 	touch $@
 

@@ -136,6 +136,7 @@ fn models(config: &Config, names: &[String], engine: &Engine, launcher: &Launche
     let name = match engine.name {
         // ONNX Runtime is the one engine with a model so far; a better one for a machine would be chosen here.
         EngineName::Auto | EngineName::Onnx => "onnx",
+        EngineName::Mlx => "mlx",
         EngineName::Echo => "echo",
         EngineName::Mock => "mock",
     };

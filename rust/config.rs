@@ -165,6 +165,8 @@ pub enum EngineName {
     Auto,
     /// ONNX Runtime.
     Onnx,
+    /// MLX: not in this version.
+    Mlx,
     /// Repeats the prompt, without a model, through Python: for tests of the boundary.
     Echo,
     /// Answers with fixed words, without a model and without Python: for tests and benchmarks of the doors.

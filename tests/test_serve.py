@@ -274,24 +274,27 @@ def test_two_models_under_one_name_are_refused(model_folder: Path, home: Path) -
     assert 'two models would be served as "model"' in done.stderr
 
 
-def test_an_engine_that_is_not_installed_names_the_extra(model_folder: Path, tmp_path: Path, home: Path) -> None:
+@pytest.mark.parametrize(("engine", "package"), [("onnx", "onnxruntime"), ("mlx", "mlx")])
+def test_an_engine_that_is_not_installed_names_the_extra(
+    engine: str, package: str, model_folder: Path, tmp_path: Path, home: Path
+) -> None:
     trap = tmp_path / "trap"
     trap.mkdir()
-    (trap / "onnxruntime.py").write_text("raise ImportError('not installed', name='onnxruntime')\n")
+    (trap / f"{package}.py").write_text(f"raise ImportError('not installed', name='{package}')\n")
     with emberd(
-        "serve", "--port", "0", "--engine", "onnx", "--model", model_folder, home=home, PYTHONPATH=str(trap)
+        "serve", "--port", "0", "--engine", engine, "--model", model_folder, home=home, PYTHONPATH=str(trap)
     ) as process:
         address = process.logged("listening").rpartition('address="')[2].partition('"')[0]
-        process.logged("pip install 'emberd[onnx]'")
+        process.logged(f"pip install 'emberd[{engine}]'")
         one = Server(process, address)
         status, answer = one.post({"input": "hello"})
         assert status == 503
         assert answer["error"]["code"] == "model_load_failed"
         assert "onnxruntime, which cannot be imported" in answer["error"]["message"]
-        assert "pip install 'emberd[onnx]'" in answer["error"]["message"]
+        assert f"pip install 'emberd[{engine}]'" in answer["error"]["message"]
         status, health = one.get("/health")
         assert (status, health["status"]) == (503, "failed")
-        assert "pip install 'emberd[onnx]'" in health["message"]
+        assert f"pip install 'emberd[{engine}]'" in health["message"]
         assert one.get("/health?live")[0] == 200
 
 

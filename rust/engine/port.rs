@@ -372,7 +372,8 @@ impl Port {
 
     /// Hands over what one step made; returns the ids whose reader has left. Never blocks on a reader.
     ///
-    /// A step with more ids than the request may still make, or with one outside the vocabulary, fails that request alone.
+    /// A step with more ids than the request may still make, with the last of them but no finish, or with one outside the vocabulary, fails that
+    /// request alone.
     ///
     /// # Errors
     /// A call before `ready` or after a failure, or an id that was never admitted.
@@ -403,12 +404,16 @@ impl Port {
                 continue;
             };
             let made = u32::try_from(step.tokens.len()).unwrap_or(u32::MAX);
-            let outside = step.tokens.iter().find(|token| **token >= vocab_size);
-            if made > running.left || outside.is_some() {
-                let what = match outside {
-                    Some(token) => format!("the engine made token {token}, outside its vocabulary of {vocab_size}"),
-                    None => "the engine made more tokens than were asked for".to_owned(),
-                };
+            let breach = if let Some(token) = step.tokens.iter().find(|token| **token >= vocab_size) {
+                Some(format!("the engine made token {token}, outside its vocabulary of {vocab_size}"))
+            } else if made > running.left {
+                Some("the engine made more tokens than were asked for".to_owned())
+            } else if made == running.left && step.finish.is_none() {
+                Some("the engine made the last token that was asked for, and did not end the request".to_owned())
+            } else {
+                None
+            };
+            if let Some(what) = breach {
                 tracing::error!(id = step.id, made, left = running.left, what, "an engine broke its contract");
                 let error = Error::new(Code::EngineFailed, what);
                 if let Some(running) = state.running.remove(&step.id) {

@@ -6,6 +6,7 @@ use hyper::StatusCode;
 use serde::Serialize;
 
 use crate::models::{Models, State};
+use crate::responses::told;
 
 /// What is said of it.
 #[derive(Serialize)]
@@ -29,6 +30,6 @@ pub(crate) fn check(models: &Models, stall: Duration) -> (StatusCode, Health) {
     match models.state() {
         State::Absent | State::Ready => (StatusCode::OK, Health { status: "ok", message: None }),
         State::Loading => (StatusCode::SERVICE_UNAVAILABLE, Health { status: "loading", message: None }),
-        State::Failed(error) => (StatusCode::SERVICE_UNAVAILABLE, Health { status: "failed", message: Some(error.one_line()) }),
+        State::Failed(error) => (StatusCode::SERVICE_UNAVAILABLE, Health { status: "failed", message: Some(told(&error)) }),
     }
 }

@@ -44,14 +44,17 @@ impl Inbound {
         self.waits = false;
         match timeout(self.time, self.collect(said.unwrap_or(0).min(ROOM))).await {
             Ok(read) => read,
-            Err(_) => Err(Error::new(Code::RequestTimeout, format!("the body did not arrive within {} s", self.time.as_secs()))),
+            Err(_) => Err(Error::new(Code::RequestTimeout, format!("the body did not arrive within {} s", self.time.as_secs()))
+                .hint("send the whole body at once")),
         }
     }
 
     async fn collect(&mut self, room: usize) -> Result<Bytes> {
         let mut whole = BytesMut::new();
         while let Some(frame) = self.body.frame().await {
-            let frame = frame.map_err(|error| Error::new(Code::InvalidJson, "the body ended early").detail(error.to_string()))?;
+            let frame = frame.map_err(|error| {
+                Error::new(Code::InvalidJson, "the body ended early").hint("send as much as the head announces").detail(error.to_string())
+            })?;
             let Ok(data) = frame.into_data() else { continue };
             if whole.len() + data.len() > self.limit {
                 return Err(self.too_large());

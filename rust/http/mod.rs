@@ -1,6 +1,6 @@
 //! The HTTP door: the Responses API, the list of models and the health of the process, over TCP and Unix sockets.
 //!
-//! [`serve`] accepts connections and ends them; `routes` answers one request, with `inbound` for its body and `host` for whom it claims to
+//! [`serve`] accepts connections and ends them, `patient` those that take nothing of their answer; `routes` answers one request, with `inbound` for its body and `host` for whom it claims to
 //! speak to; `sse` streams events, `outbound` is every other answer, `models` and `health` are the two small resources. hyper speaks HTTP. What
 //! may be asked of a model is not known here but in [`crate::responses`].
 
@@ -9,6 +9,7 @@ mod host;
 mod inbound;
 mod models;
 mod outbound;
+mod patient;
 mod routes;
 pub mod server;
 mod sse;
@@ -30,6 +31,8 @@ pub struct Options {
     pub header_timeout: Duration,
     /// How long the body of a request may take.
     pub body_timeout: Duration,
+    /// How long a client may take nothing of its answer before its connection is closed.
+    pub write_timeout: Duration,
     /// How long a request waits for its model to be loaded before it is told to come back. The load goes on.
     pub load_wait: Duration,
     /// A streamed answer that has nothing to say for this long sends a comment.
@@ -48,6 +51,7 @@ impl Default for Options {
             max_connections: 4096,
             header_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
             load_wait: Duration::from_secs(300),
             keep_alive: Duration::from_secs(10),
             stall: Duration::from_secs(120),

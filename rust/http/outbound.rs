@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::sse::Events;
 use crate::error::{Code, Error};
+use crate::responses::{log, told};
 
 /// The body of an answer.
 pub(crate) enum Body {
@@ -76,15 +77,11 @@ struct Inner<'a> {
     code: &'static str,
 }
 
-/// An error in the envelope that clients of the API know. What only the log should see goes there.
+/// An error in the envelope that clients of the API know; the whole of it goes to the log.
 pub(crate) fn error(error: &Error) -> Response<Body> {
     let row = error.code.row();
-    if row.status >= 500 {
-        tracing::error!(code = row.name, detail = error.detail.as_deref(), "{}", error.message);
-    } else {
-        tracing::debug!(code = row.name, param = error.param.as_deref(), detail = error.detail.as_deref(), "{}", error.message);
-    }
-    let inner = Inner { message: error.one_line(), r#type: row.kind, param: error.param.as_deref(), code: row.name };
+    log(error);
+    let inner = Inner { message: told(error), r#type: row.kind, param: error.param.as_deref(), code: row.name };
     // Strings alone cannot fail to be written.
     let bytes = serde_json::to_vec(&Envelope { error: inner }).unwrap_or_default();
     let status = StatusCode::from_u16(row.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::outbound::{self, Body};
+use super::patient::Patient;
 use super::{Options, routes};
 use crate::error::{Code, Error};
 use crate::models::Models;
@@ -86,10 +87,24 @@ impl App {
 /// Where a connection came in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Local {
-    /// At this address of the machine.
+    /// At this address of the machine, which the server listens on.
     Address(IpAddr),
+    /// At this address of the machine, of which the server listens on every one.
+    Any(IpAddr),
     /// Through the file system.
     Path,
+}
+
+impl Local {
+    /// Whether a client that knows no name but this address may mean the server.
+    pub(crate) fn is(self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        match self {
+            Self::Address(own) => address == own.to_canonical(),
+            Self::Any(own) => address == own.to_canonical() || address.is_unspecified(),
+            Self::Path => false,
+        }
+    }
 }
 
 /// Serves the models on all listeners until `stop` is ready. Then no connection is accepted any more, answers in flight go on for
@@ -146,7 +161,7 @@ async fn accept(listener: Listener, app: Arc<App>, permits: Arc<Semaphore>) {
                     let app = Arc::clone(&app);
                     connections.spawn(async move {
                         match stream {
-                            Stream::Tcp(stream, local) => connection(stream, Local::Address(local), app).await,
+                            Stream::Tcp(stream, local) => connection(stream, local, app).await,
                             #[cfg(unix)]
                             Stream::Unix(stream) => connection(stream, Local::Path, app).await,
                         }
@@ -165,7 +180,7 @@ async fn accept(listener: Listener, app: Arc<App>, permits: Arc<Semaphore>) {
 }
 
 enum Stream {
-    Tcp(tokio::net::TcpStream, IpAddr),
+    Tcp(tokio::net::TcpStream, Local),
     #[cfg(unix)]
     Unix(tokio::net::UnixStream),
 }
@@ -177,7 +192,8 @@ async fn one(listener: &Listener) -> io::Result<Stream> {
             // An event waits for no other: without this, a small one may be held back for as long as the last is unacknowledged.
             stream.set_nodelay(true)?;
             let local = stream.local_addr()?.ip();
-            Ok(Stream::Tcp(stream, local))
+            let any = listener.local_addr()?.ip().is_unspecified();
+            Ok(Stream::Tcp(stream, if any { Local::Any(local) } else { Local::Address(local) }))
         }
         #[cfg(unix)]
         Listener::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),
@@ -188,6 +204,7 @@ async fn one(listener: &Listener) -> io::Result<Stream> {
 async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, local: Local, app: Arc<App>) {
     let mut phase = app.phase.clone();
     let header_timeout = app.options.header_timeout;
+    let stream = Patient::new(stream, app.options.write_timeout);
     let service = service_fn(move |request: Request<Incoming>| {
         let app = Arc::clone(&app);
         async move { Ok::<_, Infallible>(guarded(routes::answer(&app, local, request)).await) }

@@ -11,6 +11,7 @@ use super::event::{Sink, Unheard};
 use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Request, Truncation};
 use super::stream::Stream;
+use super::told::log;
 use crate::engine::{Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
 use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
@@ -76,9 +77,20 @@ impl Held {
     }
 }
 
+/// Whether the roles are in the order that every chat template takes: system at most first, then user and assistant in turn, a user last. Any
+/// other may be refused, which has to be known before a stream begins.
+fn in_turn(turns: &[Turn]) -> bool {
+    let spoken = match turns.split_first() {
+        Some((first, rest)) if first.role == Role::System => rest,
+        _ => turns,
+    };
+    let expected = [Role::User, Role::Assistant].into_iter().cycle();
+    spoken.len() % 2 == 1 && spoken.iter().zip(expected).all(|(turn, role)| turn.role == role)
+}
+
 impl Running {
     /// Takes a place in the model's queue and, unless that can wait, makes the prompt and hands it to the engine. It can wait when the answer
-    /// is streamed and its prompt surely fits: then the first events need not wait for the prompt. `created_at`: when the request arrived, in
+    /// is streamed and its prompt surely fits and is of a form that templates do not refuse: then the first events need not wait for the prompt. `created_at`: when the request arrived, in
     /// seconds since 1970.
     ///
     /// # Errors
@@ -110,7 +122,7 @@ impl Running {
             echo,
         };
         let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop };
-        let stage = if stream && held.surely_fits() {
+        let stage = if stream && held.surely_fits() && in_turn(&held.turns) {
             Stage::Held(Box::new(held))
         } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {
             Stage::Answering(Box::new(held.answer()?))
@@ -153,6 +165,7 @@ impl Running {
 
     /// Ends the response with an error, the engine's or that the server is going away, and the request with it.
     pub fn fail(&mut self, error: &Error, sink: &mut impl Sink) {
+        log(error);
         let usage = self.usage();
         self.stage = Stage::Over;
         self.stream.fail(error, usage, sink);
@@ -272,4 +285,30 @@ fn random() -> Result<[[u8; 16]; 3]> {
     getrandom::fill(bits.as_flattened_mut())
         .map_err(|error| Error::new(Code::ServerError, "the system has no random bytes").detail(error.to_string()))?;
     Ok(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_conversation_in_turn_is_surely_taken() {
+        let of = |roles: &str| {
+            let turn = |role| Turn {
+                role: match role {
+                    's' => Role::System,
+                    'u' => Role::User,
+                    _ => Role::Assistant,
+                },
+                text: String::new(),
+            };
+            in_turn(&roles.chars().map(turn).collect::<Vec<_>>())
+        };
+        for roles in ["u", "su", "uau", "suauau"] {
+            assert!(of(roles), "{roles}");
+        }
+        for roles in ["", "s", "a", "ua", "sua", "uu", "au", "sau", "usu", "ssu", "uaau", "us"] {
+            assert!(!of(roles), "{roles}");
+        }
+    }
 }

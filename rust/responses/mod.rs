@@ -1,7 +1,7 @@
 //! The Responses API as such: what may be asked, what is answered, which events tell of it. Knows no HTTP.
 //!
 //! In the order a request meets them: [`request`] reads and checks it (with `validate`, and `item` for its input), [`answer`] gets it an answer,
-//! [`stream`] turns text into [`event`]s and the [`object`].
+//! [`stream`] turns text into [`event`]s and the [`object`]; `told` is what clients hear of an error.
 
 pub mod answer;
 pub mod event;
@@ -9,6 +9,7 @@ pub mod item;
 pub mod object;
 pub mod request;
 pub mod stream;
+mod told;
 mod validate;
 
 pub use answer::{Running, now};
@@ -16,3 +17,4 @@ pub use event::{Event, Sink, Unheard};
 pub use object::{Arrival, Begin, Effective, Response, Usage};
 pub use request::Request;
 pub use stream::Stream;
+pub(crate) use told::{log, told};

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::item::Item;
 use super::request::{Echo, Reasoning, Truncation};
+use super::told::told;
 use crate::engine::Timing;
 use crate::error::{Code, Error};
 
@@ -42,7 +43,7 @@ impl From<&Error> for Failure {
             code if code.row().status < 500 => "invalid_prompt",
             _ => "server_error",
         };
-        Self { code, message: error.one_line() }
+        Self { code, message: told(error) }
     }
 }
 

@@ -95,11 +95,11 @@ impl Request {
     /// Reads the body of a request.
     ///
     /// # Errors
-    /// `invalid_json`, or what is wrong with the first field at fault, with its path.
+    /// `invalid_json` for what is no JSON or cannot be read, or what is wrong with the first field at fault, with its path.
     pub fn from_json(body: &[u8]) -> Result<Self> {
         let refused = |what: String| Error::new(Code::InvalidJson, format!("the body is not JSON: {what}")).hint("send one JSON object");
         let text = std::str::from_utf8(body).map_err(|error| refused(error.to_string()))?;
-        let value = json::value(text).map_err(|error| refused(error.to_string()))?;
+        let value = json::value(text).map_err(|error| unreadable(&error).unwrap_or_else(|| refused(error.to_string())))?;
         Self::read(&At::root(&value))
     }
 
@@ -139,6 +139,20 @@ impl Request {
             },
         })
     }
+}
+
+/// What is wrong with a text that is JSON, and still cannot be read. serde tells it in words alone.
+fn unreadable(error: &serde_json::Error) -> Option<Error> {
+    let text = error.to_string();
+    let (what, hint) = if text.starts_with("recursion limit exceeded") {
+        ("is nested deeper than 128 levels", "send JSON that is less deep")
+    } else if text.starts_with("number out of range") {
+        ("has a number out of range", "send a number that 64 bits can hold")
+    } else {
+        return None;
+    };
+    let (line, column) = (error.line(), error.column());
+    Some(Error::new(Code::InvalidJson, format!("the body {what}, at line {line}, column {column}")).hint(hint))
 }
 
 fn flag(root: &At<'_, '_>, key: &str) -> Result<Option<bool>> {
@@ -343,7 +357,11 @@ fn seed(root: &At<'_, '_>) -> Result<Option<u64>> {
     match at.value.as_u64() {
         Some(seed) => Ok(Some(seed)),
         // Negative seeds are as good as any: their bits are used.
-        None => at.integer(i64::MIN..=i64::MAX).map(|seed| Some(seed.cast_unsigned())),
+        None => match at.value.as_i64() {
+            Some(seed) => Ok(Some(seed.cast_unsigned())),
+            None if at.is_whole() => Err(at.wrong(format_args!("an integer from {} to {}", i64::MIN, u64::MAX))),
+            None => Err(at.not("an integer")),
+        },
     }
 }
 

@@ -12,6 +12,9 @@ use crate::error::{Code, Error, Result};
 /// A message shows this many characters of what came; a value may be a whole book.
 const SHOWN: usize = 48;
 
+/// Decimal numbers from here on are whole.
+const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
+
 #[derive(Clone, Copy)]
 enum Step<'p> {
     Root,
@@ -52,7 +55,7 @@ impl<'v> At<'v, '_> {
             path if path.is_empty() => key.to_owned(),
             path => format!("{path}.{key}"),
         };
-        Error::new(Code::MissingRequiredParameter, format!("`{path}` is required")).at(path)
+        Error::new(Code::MissingRequiredParameter, format!("`{path}` is required")).hint(format!("add `{path}`")).at(path)
     }
 
     /// The elements of an array, each with its index.
@@ -87,13 +90,19 @@ impl<'v> At<'v, '_> {
     /// # Errors
     /// `invalid_type` where it is no whole number, `invalid_value` where it is out of range.
     pub(crate) fn integer(&self, range: RangeInclusive<i64>) -> Result<i64> {
-        if !(self.value.is_i64() || self.value.is_u64()) {
+        if !self.is_whole() {
             return Err(self.not("an integer"));
         }
         match self.value.as_i64() {
             Some(number) if range.contains(&number) => Ok(number),
             _ => Err(self.wrong(format_args!("an integer from {} to {}", range.start(), range.end()))),
         }
+    }
+
+    /// Whether it is an integer; one that is too large for 64 bits has been read as a decimal number.
+    pub(crate) fn is_whole(&self) -> bool {
+        let huge = |number: f64| number.abs() >= TWO_TO_63;
+        self.value.is_i64() || self.value.is_u64() || self.value.as_f64().is_some_and(huge)
     }
 
     /// A number within a range.
@@ -131,14 +140,23 @@ impl<'v> At<'v, '_> {
             Value::Object(_) => "an object".to_owned(),
         };
         let name = if path.is_empty() { "the body".to_owned() } else { format!("`{path}`") };
-        let error = Error::new(Code::InvalidType, format!("{name} must be {expected}, not {what}"));
+        // A client that writes numbers or booleans as texts.
+        let unquoted = self.value.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok()).is_some_and(|value| match expected {
+            "an integer" | "a number" => value.is_number(),
+            "a boolean" => value.is_boolean(),
+            _ => false,
+        });
+        let hint = if unquoted { "send it without the quotes".to_owned() } else { format!("send {expected}") };
+        let error = Error::new(Code::InvalidType, format!("{name} must be {expected}, not {what}")).hint(hint);
         if path.is_empty() { error } else { error.at(path) }
     }
 
     /// The complaint that the value is impossible.
     pub(crate) fn wrong(&self, expected: impl fmt::Display) -> Error {
         let path = self.path();
-        Error::new(Code::InvalidValue, format!("`{path}` must be {expected}, not {}", self.shown())).at(path)
+        Error::new(Code::InvalidValue, format!("`{path}` must be {expected}, not {}", self.shown()))
+            .hint(format!("correct `{path}`"))
+            .at(path)
     }
 
     /// The complaint that this server does not do what the field asks for. `what` goes on after the path.

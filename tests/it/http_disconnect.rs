@@ -1,4 +1,4 @@
-//! A client that leaves takes its request with it, wherever that is.
+//! A client that leaves takes its request with it, wherever that is; so does one that stays and reads nothing.
 
 use emberd::engine::mock::Mock;
 use emberd::http::Options;
@@ -73,6 +73,47 @@ async fn leaving_the_queue_frees_the_place_at_once() {
         until("nobody waits", || server.load().waiting == 0).await;
         assert_eq!(server.load().running, 1);
     }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_hung_up_on() {
+    use std::time::Duration;
+
+    use emberd::http::{Listener, serve};
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixStream;
+
+    use crate::http_support::{Client, get, models};
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("door");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let (models, launches) = models(8);
+    let (gate, mock) = gated();
+    std::thread::spawn(move || {
+        let launch = launches.next().unwrap();
+        Mock { context_length: 1 << 30, stop_after: 1 << 29, ..mock }.spawn(launch.port, launch.settings).unwrap();
+    });
+    models.find(None).unwrap().ready().await.unwrap();
+    let engine = models.find(None).unwrap().loaded().unwrap().engine.clone();
+    // One connection at a time: the second is served only when the first has given its place back.
+    let options = Options { write_timeout: Duration::from_millis(50), max_connections: 1, ..Options::default() };
+    tokio::spawn(serve(vec![Listener::Unix(listener)], models, options, std::future::pending()));
+    let mut deaf = UnixStream::connect(&path).await.unwrap();
+    let head = "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    deaf.write_all(format!("{head}content-length: {}\r\n\r\n{STREAM}", STREAM.len()).as_bytes()).await.unwrap();
+    until("the engine has the request", || engine.load().running == 1).await;
+    // Far more than a socket holds unread.
+    until("the engine is free", || {
+        let _ = gate.try_send(());
+        engine.load().running == 0
+    })
+    .await;
+    assert!(engine.load().tokens < 1 << 29, "the answer came to its own end");
+    let mut next = Client::over(UnixStream::connect(&path).await.unwrap()).await;
+    assert_eq!(next.send(get("/health")).await.status, 200);
+    drop(deaf); // It kept its end open all the while.
 }
 
 #[tokio::test]

@@ -73,9 +73,24 @@ async fn other_hosts_are_turned_away() {
         }
     }
     let none = hyper::Request::builder().uri("/v1/models").body(Full::default()).unwrap();
-    assert_eq!(client.send(none).await.error().0, 403);
+    assert_eq!(client.send(none).await.error(), (400, "invalid_value".into(), None));
+    let two = request("GET", "/v1/models").header("host", "127.0.0.1").body(Full::default()).unwrap();
+    assert_eq!(client.send(two).await.error(), (400, "invalid_value".into(), None));
     let absolute = hyper::Request::builder().uri("http://example.com/v1/models").header("host", "localhost").body(Full::default()).unwrap();
     assert_eq!(client.send(absolute).await.error().0, 403);
+}
+
+#[tokio::test]
+async fn a_server_on_every_address_answers_to_the_unspecified_one() {
+    let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (models, _launches) = models(8);
+    tokio::spawn(serve(vec![Listener::Tcp(listener)], models, Options::default(), std::future::pending()));
+    let mut client = Client::over(TcpStream::connect(("127.0.0.1", port)).await.unwrap()).await;
+    for (host, status) in [("0.0.0.0", 200), ("[::]:80", 200), ("example.com", 403)] {
+        let request = hyper::Request::builder().uri("/v1/models").header("host", host).body(Full::default()).unwrap();
+        assert_eq!(client.send(request).await.status, status, "{host}");
+    }
 }
 
 #[cfg(unix)]
@@ -129,8 +144,13 @@ async fn health_tells_whether_the_server_can_serve() {
 
     let mut server = Server::absent(Options::default(), 8).await;
     server.launch(Mock { fault: Fault::FailLoad, ..Mock::default() });
-    assert!(server.ask(&json!({"input": "hi"})).await.status.is_server_error());
+    let reply = server.ask(&json!({"input": "hi"})).await;
+    assert_eq!(reply.error(), (503, "model_load_failed".into(), None));
     assert_eq!(status(&server).await, (503, "failed".into()));
+    // Why is for the log: it may hold paths, and what a library says.
+    let told = "the model could not be loaded (hint: the server's log says why)";
+    assert_eq!(reply.json()["error"]["message"], told);
+    assert_eq!(server.get("/health").await.json()["message"], told);
 }
 
 #[tokio::test]

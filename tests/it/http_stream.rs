@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 
 use crate::http_support::{MODEL, Server};
 
+/// What the engine itself said is in the log alone.
+const ENGINE_FAILED: &str = "the engine failed while it worked on the request (hint: try again; the server's log says why)";
+
 /// What differs from run to run, taken out.
 fn settled() -> insta::Settings {
     let mut settings = insta::Settings::clone_current();
@@ -137,12 +140,14 @@ async fn an_engine_that_breaks_ends_a_stream_with_failed_and_an_object_with_an_e
         let events = server.ask(&json!({"input": "hi", "stream": true})).await.events();
         let last = events.last().unwrap();
         assert_eq!(last["type"], "response.failed");
-        assert_eq!(last["response"]["error"]["code"], "server_error");
+        assert_eq!(last["response"]["error"], json!({"code": "server_error", "message": ENGINE_FAILED}));
         assert_eq!(last["response"]["output"][0]["status"], "incomplete");
         assert_eq!(events[events.len() - 2]["type"], "response.output_item.done");
     }
     let server = Server::start(Mock { fault: Fault::FailAfter(3), ..Mock::default() }).await;
-    assert_eq!(server.ask(&json!({"input": "hi"})).await.error().0, 500);
+    let reply = server.ask(&json!({"input": "hi"})).await;
+    assert_eq!(reply.error(), (500, "engine_failed".into(), None));
+    assert_eq!(reply.json()["error"]["message"], ENGINE_FAILED);
 }
 
 #[tokio::test]

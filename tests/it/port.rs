@@ -207,6 +207,16 @@ fn an_id_outside_the_vocabulary_fails_its_request_alone() {
 }
 
 #[test]
+fn an_engine_that_does_not_end_what_is_complete_fails_that_request() {
+    let (engine, port) = ready(2);
+    let mut generation = engine.submit(request(1)).unwrap();
+    let id = admitted(&port)[0];
+    assert_eq!(port.push(vec![step(id, &[7], None)]).unwrap(), vec![id]);
+    assert!(read(&mut generation).end.unwrap().unwrap_err().message.contains("did not end"));
+    assert_eq!(engine.load().running, 0);
+}
+
+#[test]
 fn closing_ends_what_is_in_flight_and_the_loop() {
     let (engine, port) = ready(1);
     let mut running = engine.submit(request(3)).unwrap();

@@ -64,6 +64,8 @@ fn each_wrong_field_is_named_with_its_path() {
         (with("max_output_tokens", json!(-1)), InvalidValue, "max_output_tokens"),
         (with("max_output_tokens", json!(2_147_483_648_u64)), InvalidValue, "max_output_tokens"),
         (with("max_output_tokens", json!(u64::MAX)), InvalidValue, "max_output_tokens"),
+        (with("max_output_tokens", json!(1e23)), InvalidValue, "max_output_tokens"),
+        (with("max_output_tokens", json!(-1e23)), InvalidValue, "max_output_tokens"),
         (with("max_output_tokens", json!(5.5)), InvalidType, "max_output_tokens"),
         (with("max_output_tokens", json!("5")), InvalidType, "max_output_tokens"),
         (with("temperature", json!(2.1)), InvalidValue, "temperature"),
@@ -72,6 +74,8 @@ fn each_wrong_field_is_named_with_its_path() {
         (with("top_p", json!(1.5)), InvalidValue, "top_p"),
         (with("top_k", json!(-1)), InvalidValue, "top_k"),
         (with("seed", json!(1.5)), InvalidType, "seed"),
+        (with("seed", json!(1e23)), InvalidValue, "seed"),
+        (with("seed", json!(-1e23)), InvalidValue, "seed"),
         (with("stop", json!("")), InvalidValue, "stop"),
         (with("stop", json!(["a", ""])), InvalidValue, "stop[1]"),
         (with("stop", json!(["a", 1])), InvalidType, "stop[1]"),
@@ -136,6 +140,7 @@ fn each_wrong_field_is_named_with_its_path() {
     for (body, code, param) in cases {
         let error = read(&body).err().unwrap_or_else(|| panic!("accepted: {body}"));
         assert_eq!((error.code, error.param.as_deref().unwrap_or_default()), (code, param), "{body}: {error}");
+        assert!(error.hint.is_some(), "{body}: {error}");
         if !param.is_empty() {
             assert!(error.message.contains(&format!("`{param}`")), "{error}");
         }
@@ -235,4 +240,41 @@ fn input_becomes_turns() {
         ]})),
         [turn(System, "a\n\nb\n\nc"), turn(User, "d\ne"), turn(Assistant, "f\n\ng"), turn(User, "h"), turn(User, "i")]
     );
+}
+
+#[test]
+fn json_that_is_too_deep_or_too_large_is_told_apart_from_what_is_none() {
+    let said = |body: &str| {
+        let error = Request::from_json(body.as_bytes()).unwrap_err();
+        assert_eq!(error.code, Code::InvalidJson, "{body}");
+        error.one_line()
+    };
+    let deep = format!(r#"{{"input":"hi","x":{}{}}}"#, "[".repeat(200), "]".repeat(200));
+    assert!(said(&deep).starts_with("the body is nested deeper than 128 levels, at line 1, column "));
+    assert!(said(r#"{"input":"hi","temperature":1e999}"#).starts_with("the body has a number out of range, at line 1, column "));
+    assert!(said(r#"{"input":"#).starts_with("the body is not JSON: "));
+}
+
+#[test]
+fn an_integer_beyond_64_bits_is_an_impossible_value() {
+    for key in ["max_output_tokens", "seed", "top_k"] {
+        let error = Request::from_json(format!(r#"{{"input":"hi","{key}":99999999999999999999999}}"#).as_bytes()).unwrap_err();
+        assert_eq!((error.code, error.param.as_deref()), (Code::InvalidValue, Some(key)));
+    }
+}
+
+#[test]
+fn every_complaint_says_what_to_do() {
+    for (body, hint) in [
+        (json!({}), "add `input`"),
+        (json!([]), "send an object"),
+        (json!({"input": 5}), "send a string or an array of items"),
+        (with("max_output_tokens", json!("5")), "send it without the quotes"),
+        (with("max_output_tokens", json!("five")), "send an integer"),
+        (json!({"input": ["5"]}), "send an object"),
+        (with("stream", json!("true")), "send it without the quotes"),
+        (with("temperature", json!(3)), "correct `temperature`"),
+    ] {
+        assert_eq!(read(&body).unwrap_err().hint.as_deref(), Some(hint), "{body}");
+    }
 }

@@ -148,16 +148,18 @@ fn an_answer_without_text_still_has_its_message() {
 
 #[test]
 fn a_failure_is_told_in_words_that_clients_know() {
-    for (code, known) in [
-        (Code::EngineFailed, "server_error"),
-        (Code::ShuttingDown, "server_error"),
-        (Code::QueueFull, "rate_limit_exceeded"),
-        (Code::ContextLengthExceeded, "invalid_prompt"),
+    let own = "what happened (hint: what to do)";
+    let engine = "the engine failed while it worked on the request (hint: try again; the server's log says why)";
+    for (code, known, message) in [
+        (Code::EngineFailed, "server_error", engine),
+        (Code::ShuttingDown, "server_error", own),
+        (Code::QueueFull, "rate_limit_exceeded", own),
+        (Code::ContextLengthExceeded, "invalid_prompt", own),
     ] {
         let mut stream = stream();
         stream.fail(&Error::new(code, "what happened").hint("what to do"), None, &mut Unheard);
         let response = serde_json::to_value(stream.response()).unwrap();
-        assert_eq!(response["error"], json!({"code": known, "message": "what happened (hint: what to do)"}));
+        assert_eq!(response["error"], json!({"code": known, "message": message}));
         assert_eq!(response["status"], "failed");
         assert_eq!(response["completed_at"], Value::Null);
     }
