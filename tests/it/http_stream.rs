@@ -1,9 +1,15 @@
 //! Answers as they go over the wire, whole.
 
+use emberd::engine::Settings;
+use emberd::engine::host::launcher;
 use emberd::engine::mock::{Fault, Mock, vocabulary};
+use emberd::http::Options;
+use emberd::models::Models;
+use emberd::models::fetch::Shelf;
 use serde_json::{Value, json};
 
 use crate::http_support::{MODEL, Server};
+use crate::vocab;
 
 /// What the engine itself said is in the log alone.
 const ENGINE_FAILED: &str = "the engine failed while it worked on the request (hint: try again; the server's log says why)";
@@ -110,6 +116,39 @@ async fn a_prompt_that_does_not_fit_is_refused_before_a_stream_begins() {
     // One turn cannot be shortened by leaving out turns.
     let reply = server.ask(&json!({"input": "x".repeat(100), "truncation": "auto"})).await;
     assert_eq!(reply.error(), (400, "context_length_exceeded".into(), Some("input".into())));
+}
+
+/// A server whose model's template does not take a conversation in which the assistant had the last word.
+async fn strict(folder: &std::path::Path) -> Server {
+    let template =
+        "{% if messages[-1].role != 'user' %}{{ raise_exception('the user must speak last') }}{% endif %}{{ messages[-1].content }}";
+    for (name, content) in
+        [("config.json", json!({})), ("tokenizer.json", vocab::byte_level()), ("tokenizer_config.json", json!({"chat_template": template}))]
+    {
+        std::fs::write(folder.join(name), content.to_string()).unwrap();
+    }
+    let (launcher, launches) = launcher(8);
+    let shelf = Shelf::new(folder.join("unused"), None);
+    // The engine's name says only that the model is one with files.
+    let models = Models::new(&[folder.to_str().unwrap().to_owned()], shelf, launcher, "onnx", Settings::default()).unwrap();
+    let mut server = Server::of(models, launches, Options::default()).await;
+    server.launch(three_words());
+    server.models.find(None).unwrap().ready().await.unwrap();
+    server
+}
+
+#[tokio::test]
+async fn a_conversation_that_the_template_refuses_is_refused_before_a_stream_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = strict(folder.path()).await;
+    let user = json!({"role": "user", "content": "hi"});
+    let assistant = json!({"role": "assistant", "content": "hello"});
+    for stream in [true, false] {
+        let reply = server.ask(&json!({"input": [user, assistant], "stream": stream})).await;
+        assert_eq!(reply.error(), (400, "invalid_value".into(), None), "stream: {stream}");
+        assert!(reply.text().contains("the user must speak last"));
+        assert_eq!(server.ask(&json!({"input": [user, assistant, user], "stream": stream})).await.status, 200);
+    }
 }
 
 #[tokio::test]

@@ -60,6 +60,11 @@ impl Server {
     /// A server whose model nobody has started yet.
     pub async fn absent(options: Options, queue_limit: usize) -> Self {
         let (models, launches) = models(queue_limit);
+        Self::of(models, launches, options).await
+    }
+
+    /// A server of these models.
+    pub async fn of(models: Models, launches: Launches, options: Options) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (stop, stopped) = oneshot::channel();
