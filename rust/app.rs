@@ -44,7 +44,10 @@ impl App {
             }
         };
         config.python = config.python.or(python);
-        log(&config);
+        if let Err(error) = log(&config) {
+            complain(&error);
+            return ended(2);
+        }
         let queue = match &config.command {
             Command::Serve(serve) => serve.engine.queue,
             Command::Worker(worker) => worker.engine.queue,
@@ -90,11 +93,15 @@ fn complain(error: &Error) {
     eprintln!("error: {error}");
 }
 
-fn log(config: &Config) {
-    let filter = EnvFilter::try_new(&config.log).unwrap_or_else(|_| EnvFilter::new("info"));
+fn log(config: &Config) -> Result<()> {
+    let filter = EnvFilter::try_new(&config.log).map_err(|error| {
+        Error::new(Code::InvalidValue, format!("{:?} is no filter for the log: {error}", config.log))
+            .hint("give a level, such as info or debug")
+    })?;
     let subscriber =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let _ = subscriber.with_target(false).try_init(); // A second process in one interpreter keeps the first one's log.
+    Ok(())
 }
 
 fn run(config: &Config, launcher: &Launcher) -> Result<u8> {
@@ -150,7 +157,7 @@ async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {
 }
 
 async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8> {
-    let (listener, seat) = listen::claim(&options.socket, "tiny worker already listening on")?;
+    let (listener, seat) = listen::claim(&options.socket, "tiny worker already listening on", listen::Files::Replaced)?;
     let models = models?;
     // The one line that a worker says there: it is bound. A launcher that does not care to hear it is no reason to end.
     let _ = writeln!(std::io::stdout(), "omp tiny worker listening on {}", seat.path().display());

@@ -87,17 +87,25 @@ pub async fn run(chat: &Chat) -> Result<u8> {
             let _ = write!(std::io::stderr(), "> ");
         }
         // Reading blocks this thread, which has nothing else to do meanwhile.
-        let mut line = String::new();
+        let mut line = Vec::new();
         let read = std::io::stdin()
             .lock()
-            .read_line(&mut line)
+            .read_until(b'\n', &mut line)
             .map_err(|error| Error::io(Code::ServerError, "read", Path::new("standard input"), &error))?;
         if read == 0 {
             return Ok(0);
         }
-        let line = line.trim();
-        if !line.is_empty() {
-            say(chat, &mut said, line.to_owned()).await?;
+        let line = String::from_utf8_lossy(&line).trim().to_owned();
+        if line.is_empty() {
+            continue;
+        }
+        match say(chat, &mut said, line).await {
+            // A person can say it again in another way; a script should see that it failed.
+            Err(error) if terminal => {
+                said.pop();
+                let _ = writeln!(std::io::stderr(), "error: {error}");
+            }
+            outcome => outcome?,
         }
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! What a setting does is said where it is used.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -49,9 +48,9 @@ pub struct Serve {
     /// The model: a name, a model folder or a .gguf file. Given several times, all are served and the first is the default
     #[arg(long = "model", env = "EMBERD_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
     pub models: Vec<String>,
-    /// The address to listen on
+    /// The address to listen on, or a name of it
     #[arg(long, env = "EMBERD_HOST", default_value = "127.0.0.1", hide_env_values = true)]
-    pub host: IpAddr,
+    pub host: String,
     /// The port to listen on; 0 takes a free one
     #[arg(long, env = "EMBERD_PORT", default_value_t = 8420, hide_env_values = true)]
     pub port: u16,

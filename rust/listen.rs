@@ -4,6 +4,7 @@
 //! does not answer is replaced, and only one's own socket is ever removed.
 
 use std::fs::{self, File, TryLockError};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
@@ -31,17 +32,31 @@ pub struct Http {
 /// # Errors
 /// An address that other machines reach, unless it is insisted on; one that is taken or not ours.
 pub async fn http(serve: &Serve) -> Result<Http> {
-    let (host, port) = (serve.host, serve.port);
-    if !host.is_loopback() && !serve.insecure {
+    let (host, port) = (serve.host.as_str(), serve.port);
+    let found = tokio::net::lookup_host((host.trim_matches(['[', ']']), port)).await.map_err(|error| {
+        Error::new(Code::InvalidValue, format!("{host} is no address of this machine: {error}"))
+            .hint("listen on 127.0.0.1, or give another --host")
+    })?;
+    let addresses: Vec<SocketAddr> = found.collect();
+    if !addresses.iter().all(|address| address.ip().is_loopback()) && !serve.insecure {
         return Err(Error::new(Code::InvalidValue, format!("{host} can be reached from other machines, and nothing asks them for a key"))
             .hint("listen on 127.0.0.1, or say --insecure if you mean it"));
     }
-    let tcp = TcpListener::bind((host, port)).await.map_err(|error| {
+    let tcp = TcpListener::bind(addresses.as_slice()).await.map_err(|error| {
         Error::new(Code::ServerError, format!("could not listen on {host}, port {port}: {error}"))
             .hint("another emberd may run already; give another --port")
     })?;
-    let unix = serve.uds.as_deref().map(|path| claim(path, "a server is already listening on")).transpose()?;
+    let unix = serve.uds.as_deref().map(|path| claim(path, "a server is already listening on", Files::Kept)).transpose()?;
     Ok(Http { tcp, unix })
+}
+
+/// What becomes of a regular file where a socket is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Files {
+    /// It is replaced: the path is known to be a worker's.
+    Replaced,
+    /// It is somebody's, and the start is refused.
+    Kept,
 }
 
 /// How long another start may hold the lock: a start takes milliseconds.
@@ -93,7 +108,7 @@ impl Drop for Seat {
 ///
 /// # Errors
 /// When somebody answers at the path, when the path is too long for a socket, or when the operating system refuses.
-pub fn claim(path: &Path, taken: &str) -> Result<(UnixListener, Seat)> {
+pub fn claim(path: &Path, taken: &str, files: Files) -> Result<(UnixListener, Seat)> {
     let length = path.as_os_str().len();
     if length > MAX_PATH {
         return Err(Error::new(
@@ -103,7 +118,7 @@ pub fn claim(path: &Path, taken: &str) -> Result<(UnixListener, Seat)> {
         .hint("give a shorter path"));
     }
     let _lock = lock(path)?;
-    clear(path, taken)?;
+    clear(path, taken, files)?;
     let io = |doing: &str, error: &std::io::Error| Error::io(Code::ServerError, doing, path, error);
     let listener = bind(path).map_err(|error| io("bind", &error))?;
     let identity = Identity::of(path).map_err(|error| io("look at", &error))?;
@@ -161,7 +176,7 @@ fn socket() -> Result<OwnedFd, Errno> {
 }
 
 /// Makes room at the path: a socket that nobody answers, or a file in its place, is removed; a live one is not.
-fn clear(path: &Path, taken: &str) -> Result<()> {
+fn clear(path: &Path, taken: &str, files: Files) -> Result<()> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -171,6 +186,9 @@ fn clear(path: &Path, taken: &str) -> Result<()> {
         return Err(
             Error::new(Code::InvalidValue, format!("{} is a folder, not a place for a socket", path.display())).hint("give another path")
         );
+    }
+    if found.is_file() && files == Files::Kept {
+        return Err(Error::new(Code::InvalidValue, format!("{} is a file, not a socket", path.display())).hint("give another path"));
     }
     match connect(path) {
         // Full: somebody is there, and slow to accept.

@@ -1,8 +1,12 @@
 //! `emberd serve`: brings the model up, opens the HTTP door, and says how to use it.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::sync::broadcast::error::RecvError;
 
 use crate::config::Serve;
 use crate::error::Result;
@@ -21,7 +25,7 @@ pub async fn run(serve: &Serve, listeners: Http, models: Models, stop: Stop) -> 
         grace: Duration::from_secs(serve.grace),
         ..Options::default()
     };
-    let address = listeners.tcp.local_addr().map(|address| address.to_string()).unwrap_or_default();
+    let address = listeners.tcp.local_addr().map(reachable).unwrap_or_default();
     let path = listeners.unix.as_ref().map(|(_, seat)| seat.path().display().to_string());
     tracing::info!(address, path, "listening");
     let mut open = vec![Listener::Tcp(listeners.tcp)];
@@ -29,7 +33,10 @@ pub async fn run(serve: &Serve, listeners: Http, models: Models, stop: Stop) -> 
     let (unix, _seat) = listeners.unix.unzip();
     open.extend(unix.map(Listener::Unix));
     let announce = tokio::spawn(announce(Arc::clone(models.default_model()), serve.lazy, address, path));
-    http::serve(open, models.clone(), options, async move { _ = stop.stopped().await }).await;
+    tokio::select! {
+        () = http::serve(open, models.clone(), options, async { _ = stop.stopped().await }) => {}
+        () = stop.hurried() => tracing::warn!("told to stop twice: what is in flight is cut off"),
+    }
     announce.abort();
     models.close();
     Ok(0)
@@ -41,17 +48,21 @@ async fn announce(model: Arc<Hosted>, lazy: bool, address: String, path: Option<
         let display = Display::new();
         let mut loading = model.load();
         let ready = loading.model();
+        let mut following = true;
         tokio::pin!(ready);
         let outcome = loop {
             tokio::select! {
                 biased;
-                Ok(news) = loading.news.recv() => display.show(&news),
+                news = loading.news.recv(), if following => match news {
+                    Ok(news) => display.show(&news),
+                    Err(RecvError::Lagged(_)) => {} // Newer news follows.
+                    Err(RecvError::Closed) => following = false,
+                },
                 outcome = &mut ready => break outcome,
             }
         };
-        if let Err(error) = outcome {
-            // The door stays open: the next request tries again, and hears why if that fails as well.
-            tracing::error!("{error}");
+        if outcome.is_err() {
+            // Logged where it happened. The door stays open: the next request tries again.
             return;
         }
     }
@@ -72,8 +83,16 @@ fn hello(model: &str, address: &str, path: Option<&str>) -> String {
     text
 }
 
-/// The ready line is this command's output: scripts wait for it.
-#[allow(clippy::print_stdout)]
+/// The ready line is this command's output: scripts wait for it. A closed output is no reason not to serve.
 fn say(text: &str) {
-    println!("{text}");
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// The address as a program on this machine reaches it.
+fn reachable(mut address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+    }
+    address.to_string()
 }

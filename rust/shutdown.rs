@@ -30,11 +30,12 @@ impl Reason {
 #[derive(Debug, Clone)]
 pub struct Stop {
     reason: watch::Sender<Option<Reason>>,
+    hurry: watch::Sender<bool>,
 }
 
 impl Default for Stop {
     fn default() -> Self {
-        Self { reason: watch::Sender::new(None) }
+        Self { reason: watch::Sender::new(None), hurry: watch::Sender::new(false) }
     }
 }
 
@@ -60,13 +61,26 @@ impl Stop {
         }
     }
 
+    /// Waits until it has been told to stop a second time: whoever does that will not wait for what is in flight.
+    pub async fn hurried(&self) {
+        let _ = self.hurry.subscribe().wait_for(|hurry| *hurry).await;
+    }
+
     /// Why it stops, if it does.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         *self.reason.borrow()
     }
 
-    /// Stops on SIGTERM, SIGINT and SIGHUP (Ctrl-C elsewhere). Must be called within a runtime.
+    fn signal(&self, number: i32) {
+        if self.reason().is_some() {
+            self.hurry.send_replace(true);
+        }
+        self.stop(Reason::Signal(number));
+    }
+
+    /// Stops on SIGTERM, SIGINT and SIGHUP (Ctrl-C elsewhere); a second one hurries. A SIGHUP that was ignored from the start, as `nohup` has it, stays
+    /// ignored. Must be called within a runtime.
     ///
     /// # Errors
     /// When the signals cannot be listened to.
@@ -75,11 +89,14 @@ impl Stop {
         {
             use tokio::signal::unix::{SignalKind, signal};
             for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
+                if kind == SignalKind::hangup() && ignored(kind.as_raw_value()) {
+                    continue;
+                }
                 let mut signals = signal(kind)?;
                 let stop = self.clone();
                 tokio::spawn(async move {
-                    if signals.recv().await.is_some() {
-                        stop.stop(Reason::Signal(kind.as_raw_value()));
+                    while signals.recv().await.is_some() {
+                        stop.signal(kind.as_raw_value());
                     }
                 });
             }
@@ -88,11 +105,19 @@ impl Stop {
         {
             let stop = self.clone();
             tokio::spawn(async move {
-                if tokio::signal::ctrl_c().await.is_ok() {
-                    stop.stop(Reason::Signal(2));
+                while tokio::signal::ctrl_c().await.is_ok() {
+                    stop.signal(2);
                 }
             });
         }
         Ok(())
     }
+}
+
+/// Whether this process ignores a signal, where the system tells (Linux).
+#[cfg(unix)]
+fn ignored(number: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (number - 1)) != 0)
 }

@@ -216,6 +216,39 @@ def test_a_stream_within_the_grace_comes_to_its_own_end(slow: dict[str, str], ho
         assert one.process.wait() == 0
 
 
+def test_a_second_signal_does_not_wait_for_what_is_in_flight(slow: dict[str, str], home: Path) -> None:
+    with (
+        server("--grace", "3600", engine="echo", home=home, **slow) as one,
+        one.stream({"input": "hello", "max_output_tokens": 8000}) as stream,
+    ):
+        assert next(iter(stream))[0] == "response.created"
+        one.process.signal(signal.SIGTERM)
+        while one.accepts():
+            pass
+        one.process.signal(signal.SIGTERM)
+        assert one.process.wait() == 0
+
+
+def test_a_host_can_be_given_by_name(home: Path) -> None:
+    with server("--host", "localhost", home=home) as one:
+        assert one.get("/health?live")[0] == 200
+
+
+def test_a_file_in_the_place_of_the_socket_is_kept(tmp_path: Path, home: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    done = run("serve", "--port", "0", "--engine", "mock", "--uds", notes, home=home)
+    assert done.returncode == 1
+    assert "is a file, not a socket" in done.stderr
+    assert notes.read_text() == "mine"
+
+
+def test_a_filter_that_is_none_is_refused(home: Path) -> None:
+    done = run("serve", "--port", "0", "--engine", "mock", "--log", "a=b=c", home=home)
+    assert done.returncode == 2
+    assert "hint: give a level" in done.stderr
+
+
 def test_a_server_that_ends_takes_nothing_new(home: Path) -> None:
     with server(home=home) as one:
         one.process.signal(signal.SIGTERM)
@@ -290,7 +323,7 @@ def test_an_engine_that_is_not_installed_names_the_extra(
         status, answer = one.post({"input": "hello"})
         assert status == 503
         assert answer["error"]["code"] == "model_load_failed"
-        assert "onnxruntime, which cannot be imported" in answer["error"]["message"]
+        assert f"{package}, which cannot be imported" in answer["error"]["message"]
         assert f"pip install 'emberd[{engine}]'" in answer["error"]["message"]
         status, health = one.get("/health")
         assert (status, health["status"]) == (503, "failed")

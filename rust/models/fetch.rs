@@ -251,17 +251,20 @@ impl Shelf {
     pub fn remove(&self, name: &str) -> Result<u64> {
         let plain = !name.is_empty() && !name.starts_with('.') && Path::new(name).components().count() == 1 && !name.contains(['/', '\\']);
         let place = self.models().join(name);
-        if !plain || !place.is_dir() {
+        // What a killed pull left counts as well: nothing else would show it.
+        let staging = self.models().join(format!(".{name}.part"));
+        if !plain || !(place.is_dir() || staging.is_dir()) {
             return Err(Error::new(Code::ModelNotFound, format!("no model {name:?} is on this machine"))
                 .hint("emberd models list shows those that are"));
         }
         let _lock = self.lock(name)?;
-        let bytes = size(&place);
-        // Away from its name first: a half-removed folder must never look like a model.
-        let staging = self.models().join(format!(".{name}.part"));
+        let bytes = size(&place) + size(&staging);
         remove(&staging)?;
-        fs::rename(&place, &staging).map_err(|error| Error::io(Code::ServerError, "remove", &place, &error))?;
-        remove(&staging)?;
+        if place.is_dir() {
+            // Away from its name first: a half-removed folder must never look like a model.
+            fs::rename(&place, &staging).map_err(|error| Error::io(Code::ServerError, "remove", &place, &error))?;
+            remove(&staging)?;
+        }
         Ok(bytes)
     }
 

@@ -70,7 +70,7 @@ pub struct Hosted {
 pub struct Loading {
     /// Whether this call started it: the caller then is the one to be told of its progress.
     pub started: bool,
-    /// News of it; closed when there is no more.
+    /// News of it. What comes after the model has settled belongs to another load.
     pub news: broadcast::Receiver<Progress>,
     settled: watch::Receiver<Settled>,
 }

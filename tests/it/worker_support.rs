@@ -9,7 +9,7 @@ use emberd::engine::host::Launches;
 use emberd::engine::mock::{Mock, vocabulary};
 use emberd::engine::port::Load;
 use emberd::engine::{Capabilities, Finish, Launch, Order, Port, Step};
-use emberd::listen::{Seat, claim};
+use emberd::listen::{Files, Seat, claim};
 use emberd::models::Models;
 use emberd::shutdown::{Reason, Stop};
 use emberd::worker::{Options, serve};
@@ -53,7 +53,7 @@ impl Worker {
 
     pub fn over(models: Models, launches: Launches, options: Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (listener, seat) = claim(&folder.path().join("tiny.sock"), "taken:").unwrap();
+        let (listener, seat) = claim(&folder.path().join("tiny.sock"), "taken:", Files::Replaced).unwrap();
         let stop = Stop::default();
         let task = tokio::spawn(serve(listener, Arc::clone(models.default_model()), options, WINDOW, stop.clone()));
         Self { models, stop, task, launches: Arc::new(std::sync::Mutex::new(launches)), seat, _folder: folder }

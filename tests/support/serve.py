@@ -90,6 +90,14 @@ class Server:
         """A bare TCP connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE)
 
+    def accepts(self) -> bool:
+        """Whether it takes connections."""
+        try:
+            self.raw().close()
+        except ConnectionError:
+            return False
+        return True
+
     def get(self, path: str, over: Path | None = None) -> tuple[int, Any]:
         return self.request("GET", path, None, over)
 
