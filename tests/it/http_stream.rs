@@ -145,7 +145,7 @@ async fn a_conversation_that_the_template_refuses_is_refused_before_a_stream_beg
     let assistant = json!({"role": "assistant", "content": "hello"});
     for stream in [true, false] {
         let reply = server.ask(&json!({"input": [user, assistant], "stream": stream})).await;
-        assert_eq!(reply.error(), (400, "invalid_value".into(), None), "stream: {stream}");
+        assert_eq!(reply.error(), (400, "invalid_value".into(), Some("input".into())), "stream: {stream}");
         assert!(reply.text().contains("the user must speak last"));
         assert_eq!(server.ask(&json!({"input": [user, assistant, user], "stream": stream})).await.status, 200);
     }
