@@ -1,18 +1,23 @@
 //! The boundary between the doors and an engine: five calls on one side, a stream for each request on the other.
 //!
-//! The contract in prose is `docs/port.md`. [`Port`] is the engine's side (`ready, wait, poll, push, fail`), [`Engine`] the doors' side.
+//! The contract in prose is `docs/port.md`. [`Port`] is the engine's side (`ready, wait, poll, push, fail`), [`Engine`] the doors' side, which
+//! `doors` holds.
 //! No text passes here, and nothing here waits for a reader.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::watch;
 
-use crate::engine::generation::{Generation, Inbox};
-use crate::engine::{Admit, Id, Order, Sampling, Step};
+use crate::engine::generation::Inbox;
+use crate::engine::{Admit, Id, Order, Step};
 use crate::error::{Code, Error, Result};
+
+mod doors;
+
+pub use doors::{Engine, Load, Place, Request};
 
 /// What an engine can do, said once by `ready`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,29 +67,6 @@ pub enum PortError {
     #[error("a fault in the port: {0}")]
     Panic(String),
 }
-
-/// A request as the doors make it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Request {
-    /// Token ids, at least one.
-    pub prompt: Vec<u32>,
-    /// How many ids may be made, at least one.
-    pub max_tokens: u32,
-    /// `None`: greedy.
-    pub sampling: Option<Sampling>,
-}
-
-/// What an engine is doing now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Load {
-    /// Requests that wait for a place in the engine.
-    pub waiting: usize,
-    /// Requests in the engine.
-    pub running: usize,
-    /// Ids made since it started.
-    pub tokens: u64,
-}
-
 struct Waiting {
     admit: Admit,
     inbox: Arc<Inbox>,
@@ -174,136 +156,6 @@ pub fn port(queue_limit: usize) -> (Engine, Port) {
         queue_limit,
     });
     (Engine { shared: Arc::clone(&shared) }, Port { shared })
-}
-
-/// The doors' side of a port. Cloning it is cheap and gives another handle on the same engine.
-#[derive(Clone)]
-pub struct Engine {
-    shared: Arc<Shared>,
-}
-
-impl Engine {
-    /// Queues a request and gives the stream of its ids. Dropping the stream cancels the request.
-    ///
-    /// # Errors
-    /// Those of [`Engine::place`] and of [`Place::submit`].
-    pub fn submit(&self, request: Request) -> Result<Generation> {
-        self.place()?.submit(request)
-    }
-
-    /// Holds a place in the queue for a request that is still being made. Dropping it gives it back.
-    ///
-    /// # Errors
-    /// `queue_full`, `model_loading` before the engine is ready, and the engine's own end when it is over.
-    pub fn place(&self) -> Result<Place> {
-        let mut state = self.shared.lock();
-        let capabilities = capabilities(&state)?;
-        // Places that are free right now do not count against the queue.
-        let free = (capabilities.max_batch as usize).saturating_sub(state.running.len());
-        let taken = state.waiting.len() + state.held;
-        if taken >= self.shared.queue_limit.saturating_add(free) {
-            return Err(Error::new(Code::QueueFull, format!("{taken} requests are waiting already, the limit"))
-                .hint("try again later, or raise --queue"));
-        }
-        state.held += 1;
-        Ok(Place { shared: Arc::clone(&self.shared) })
-    }
-
-    /// Closes the port: what is in flight ends with `shutting_down`, and the engine's loop returns.
-    pub fn close(&self) {
-        self.shared.end(Phase::Closed, &closed());
-    }
-
-    /// Where the engine is, now and in future.
-    #[must_use]
-    pub fn phase(&self) -> watch::Receiver<Phase> {
-        self.shared.phase.subscribe()
-    }
-
-    /// What the engine is doing now.
-    #[must_use]
-    pub fn load(&self) -> Load {
-        let state = self.shared.lock();
-        Load { waiting: state.waiting.len(), running: state.running.len(), tokens: state.tokens }
-    }
-
-    /// How long an engine that has work has made no step; `None` when it has no work.
-    #[must_use]
-    pub fn stalled(&self) -> Option<Duration> {
-        let state = self.shared.lock();
-        let busy = !state.running.is_empty() || !state.waiting.is_empty();
-        (busy && matches!(state.phase, Phase::Ready(_))).then(|| state.progress.elapsed())
-    }
-}
-
-/// A place in an engine's queue.
-pub struct Place {
-    shared: Arc<Shared>,
-}
-
-impl Place {
-    /// Puts a request there and gives the stream of its ids. Dropping the stream cancels the request.
-    ///
-    /// # Errors
-    /// `context_length_exceeded` when prompt and answer do not fit, `invalid_value` for an empty prompt, no ids, or an id outside the
-    /// vocabulary, and the engine's own end when it is over.
-    pub fn submit(self, request: Request) -> Result<Generation> {
-        let mut state = self.shared.lock();
-        check(&request, &*capabilities(&state)?)?;
-        let id = state.next_id;
-        state.next_id += 1;
-        let inbox = Arc::new(Inbox::new());
-        if state.running.is_empty() && state.waiting.is_empty() {
-            state.progress = Instant::now();
-        }
-        let prompt_tokens = request.prompt.len();
-        let admit = Admit { id, prompt: request.prompt, max_tokens: request.max_tokens, sampling: request.sampling };
-        state.waiting.push_back(Waiting { admit, inbox: Arc::clone(&inbox) });
-        drop(state);
-        self.shared.orders.notify_one();
-        Ok(Generation::new(id, prompt_tokens, inbox, Arc::clone(&self.shared)))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.shared.lock().held -= 1;
-    }
-}
-
-fn capabilities(state: &State) -> Result<Arc<Capabilities>> {
-    match &state.phase {
-        Phase::Ready(capabilities) => Ok(Arc::clone(capabilities)),
-        Phase::Loading => Err(Error::new(Code::ModelLoading, "the model is still loading").hint("try again in a moment")),
-        Phase::Failed(error) => Err(error.clone()),
-        Phase::Closed => Err(closed()),
-    }
-}
-
-fn closed() -> Error {
-    Error::new(Code::ShuttingDown, "the server is shutting down").hint("start it again, or connect to the one that replaces it")
-}
-
-fn check(request: &Request, capabilities: &Capabilities) -> Result<()> {
-    if request.prompt.is_empty() {
-        return Err(Error::new(Code::InvalidValue, "the prompt is empty").hint("send at least one token of text"));
-    }
-    if request.max_tokens == 0 {
-        return Err(Error::new(Code::InvalidValue, "no tokens were asked for").hint("ask for at least 1"));
-    }
-    let window = capabilities.context_length as usize;
-    if request.prompt.len().saturating_add(request.max_tokens as usize) > window {
-        return Err(Error::new(
-            Code::ContextLengthExceeded,
-            format!("the prompt has {} tokens and {} are asked for, but the window is {window}", request.prompt.len(), request.max_tokens),
-        )
-        .hint("shorten the input or ask for fewer tokens"));
-    }
-    if let Some(id) = request.prompt.iter().find(|id| **id >= capabilities.vocab_size) {
-        return Err(Error::new(Code::InvalidValue, format!("token id {id} is outside the vocabulary of {}", capabilities.vocab_size))
-            .hint("the tokenizer does not belong to this model; pull the model again"));
-    }
-    Ok(())
 }
 
 /// The engine's side of a port. Dropping it before it is closed fails the engine.

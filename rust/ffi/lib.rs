@@ -3,6 +3,7 @@
 //! [`port`] is the crossing; [`app`] starts the process and hands out engines to load. Nothing here knows doors, text or models.
 
 mod app;
+mod doors;
 mod port;
 
 /// What Python sees.
@@ -11,5 +12,7 @@ mod _core {
     #[pymodule_export]
     use crate::app::{App, start};
     #[pymodule_export]
-    use crate::port::{Admit, Cancel, Capabilities, Doors, Launch, Port, PortError, Reader, Sampling, Settings, port};
+    use crate::doors::{Doors, Reader, port};
+    #[pymodule_export]
+    use crate::port::{Admit, Cancel, Capabilities, Launch, Port, PortError, Sampling, Settings};
 }

@@ -31,6 +31,12 @@ pub(crate) struct Sampling {
     seed: u64,
 }
 
+impl From<&Sampling> for engine::Sampling {
+    fn from(it: &Sampling) -> Self {
+        Self { temperature: it.temperature, top_p: it.top_p, top_k: it.top_k, seed: it.seed }
+    }
+}
+
 #[pymethods]
 impl Sampling {
     #[new]
@@ -232,7 +238,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    fn from(port: engine::Port) -> Self {
+    pub(crate) fn from(port: engine::Port) -> Self {
         Self { port: Mutex::new(Some(std::sync::Arc::new(port))) }
     }
 
@@ -337,82 +343,4 @@ fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
         Some(finish) => Ok(Step { id, tokens, finish: Some(finish) }),
         None => Err((id, format!("the engine ended a request with {}, which is no finish", finish.to_owned()))),
     })
-}
-
-/// A port with both its sides, for tests of engines and loops without a door: `(doors, port)`.
-#[pyfunction]
-#[pyo3(signature = (queue=256))]
-pub(crate) fn port(py: Python<'_>, queue: usize) -> PyResult<(Doors, Py<Port>)> {
-    let (engine, port) = engine::port::port(queue);
-    Ok((Doors { engine }, Py::new(py, Port::from(port))?))
-}
-
-/// The doors' side of a port, for tests of engines and loops without a door: submit prompts, read ids, leave.
-#[pyclass(frozen, module = "emberd._core")]
-pub(crate) struct Doors {
-    engine: engine::Engine,
-}
-
-/// The reader's end of one request.
-#[pyclass(frozen, module = "emberd._core")]
-pub(crate) struct Reader {
-    id: Id,
-    generation: Mutex<Option<engine::Generation>>,
-}
-
-#[pymethods]
-impl Doors {
-    /// Queues a request.
-    #[pyo3(signature = (prompt, max_tokens, sampling=None))]
-    fn submit(&self, prompt: Vec<u32>, max_tokens: u32, sampling: Option<&Bound<'_, Sampling>>) -> PyResult<Reader> {
-        let sampling = sampling.map(|it| it.get()).map(|it| engine::Sampling {
-            temperature: it.temperature,
-            top_p: it.top_p,
-            top_k: it.top_k,
-            seed: it.seed,
-        });
-        let generation = self
-            .engine
-            .submit(engine::Request { prompt, max_tokens, sampling })
-            .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-        Ok(Reader { id: generation.id(), generation: Mutex::new(Some(generation)) })
-    }
-
-    /// Requests that wait, and requests in the engine.
-    fn load(&self) -> (usize, usize) {
-        let load = self.engine.load();
-        (load.waiting, load.running)
-    }
-
-    /// Closes the port.
-    fn close(&self) {
-        self.engine.close();
-    }
-}
-
-#[pymethods]
-impl Reader {
-    #[getter]
-    fn id(&self) -> Id {
-        self.id
-    }
-
-    /// What has come since the last call: ids, and the finish if it is over. Sleeps, with the interpreter free, until there is something. Raises
-    /// `RuntimeError` with the reason when the request failed; returns `None` after the end.
-    fn read(&self, py: Python<'_>) -> PyResult<Option<(Vec<u32>, Option<&'static str>)>> {
-        let mut held = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(generation) = held.as_mut() else { return Ok(None) };
-        let chunk = py.detach(|| generation.next_blocking());
-        match chunk {
-            None => Ok(None),
-            Some(engine::Chunk { tokens, end: None }) => Ok(Some((tokens, None))),
-            Some(engine::Chunk { tokens, end: Some(Ok(finish)) }) => Ok(Some((tokens, Some(finish.name())))),
-            Some(engine::Chunk { end: Some(Err(error)), .. }) => Err(PyRuntimeError::new_err(error.to_string())),
-        }
-    }
-
-    /// Leaves: the request is cancelled.
-    fn leave(&self) {
-        self.generation.lock().unwrap_or_else(PoisonError::into_inner).take();
-    }
 }

@@ -1,0 +1,82 @@
+//! The doors' side of a port, for tests of engines and loops without a door.
+
+use std::sync::{Mutex, PoisonError};
+
+use emberd::engine::{self, Id};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::port::{Port, Sampling};
+
+/// A port with both its sides, for tests of engines and loops without a door: `(doors, port)`.
+#[pyfunction]
+#[pyo3(signature = (queue=256))]
+pub(crate) fn port(py: Python<'_>, queue: usize) -> PyResult<(Doors, Py<Port>)> {
+    let (engine, port) = engine::port::port(queue);
+    Ok((Doors { engine }, Py::new(py, Port::from(port))?))
+}
+
+/// The doors' side of a port, for tests of engines and loops without a door: submit prompts, read ids, leave.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Doors {
+    engine: engine::Engine,
+}
+
+/// The reader's end of one request.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Reader {
+    id: Id,
+    generation: Mutex<Option<engine::Generation>>,
+}
+
+#[pymethods]
+impl Doors {
+    /// Queues a request.
+    #[pyo3(signature = (prompt, max_tokens, sampling=None))]
+    fn submit(&self, prompt: Vec<u32>, max_tokens: u32, sampling: Option<&Bound<'_, Sampling>>) -> PyResult<Reader> {
+        let sampling = sampling.map(|sampling| sampling.get().into());
+        let generation = self
+            .engine
+            .submit(engine::Request { prompt, max_tokens, sampling })
+            .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        Ok(Reader { id: generation.id(), generation: Mutex::new(Some(generation)) })
+    }
+
+    /// Requests that wait, and requests in the engine.
+    fn load(&self) -> (usize, usize) {
+        let load = self.engine.load();
+        (load.waiting, load.running)
+    }
+
+    /// Closes the port.
+    fn close(&self) {
+        self.engine.close();
+    }
+}
+
+#[pymethods]
+impl Reader {
+    #[getter]
+    fn id(&self) -> Id {
+        self.id
+    }
+
+    /// What has come since the last call: ids, and the finish if it is over. Sleeps, with the interpreter free, until there is something. Raises
+    /// `RuntimeError` with the reason when the request failed; returns `None` after the end.
+    fn read(&self, py: Python<'_>) -> PyResult<Option<(Vec<u32>, Option<&'static str>)>> {
+        let mut held = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(generation) = held.as_mut() else { return Ok(None) };
+        let chunk = py.detach(|| generation.next_blocking());
+        match chunk {
+            None => Ok(None),
+            Some(engine::Chunk { tokens, end: None }) => Ok(Some((tokens, None))),
+            Some(engine::Chunk { tokens, end: Some(Ok(finish)) }) => Ok(Some((tokens, Some(finish.name())))),
+            Some(engine::Chunk { end: Some(Err(error)), .. }) => Err(PyRuntimeError::new_err(error.to_string())),
+        }
+    }
+
+    /// Leaves: the request is cancelled.
+    fn leave(&self) {
+        self.generation.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
