@@ -69,12 +69,18 @@ class EchoEngine:
 
 
 def load(folder: str, settings: Settings, fail: Fail) -> EchoEngine:
-    """An echo with the context length, vocabulary and eos ids of the folder's config files, where it has them."""
+    """An echo with the context length, vocabulary and eos ids of the folder's config files, where it has them.
+
+    An empty `folder` is none at all.
+    """
     del fail  # nothing here can fail for one request alone
-    path = Path(folder)
-    if not path.is_dir():
-        raise EngineError(f"there is no folder {folder}", "give the path of a model folder; for echo it may be empty")
-    config, generation = _read(path / "config.json"), _read(path / "generation_config.json")
+    config: dict[str, Any] = {}
+    generation: dict[str, Any] = {}
+    if folder:
+        path = Path(folder)
+        if not path.is_dir():
+            raise EngineError(f"there is no folder {folder}", "give the path of a model folder, or none for echo")
+        config, generation = _read(path / "config.json"), _read(path / "generation_config.json")
     context = int(config.get("max_position_embeddings", 8192))
     return EchoEngine(
         Capabilities(

@@ -19,7 +19,7 @@ use super::server::{App, Local};
 use super::sse::Events;
 use super::{health, host, inbound, models};
 use crate::error::{Code, Error, Result};
-use crate::models::{Hosted, Model};
+use crate::models::{Hosted, Model, beside};
 use crate::responses::{self, Arrival, Running};
 
 /// A body up to this many bytes is read where it came in; a longer one takes long enough to hold up other connections.
@@ -133,9 +133,7 @@ async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Respo
     let request = if body.len() <= INLINE {
         responses::Request::from_json(&body)?
     } else {
-        tokio::task::spawn_blocking(move || responses::Request::from_json(&body))
-            .await
-            .map_err(|error| Error::new(Code::ServerError, "the request could not be read").detail(error.to_string()))??
+        beside(move || responses::Request::from_json(&body)).await?
     };
     let resolving = Instant::now();
     let hosted = app.models.find(request.model.as_deref())?;

@@ -4,7 +4,7 @@
 //! next request tries anew.
 
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -192,8 +192,8 @@ impl Hosted {
         let started = std::time::Instant::now();
         let (hosted, shelf) = (Arc::clone(self), self.shared.shelf.clone());
         let folder = match self.source {
-            // An engine without a model still is told of a folder, where it finds none of the files that it could do without.
-            Source::Builtin => std::env::temp_dir(),
+            // An engine without a model has no folder.
+            Source::Builtin => PathBuf::new(),
             _ => {
                 let news = move |progress| _ = hosted.news.send(progress); // Nobody may be watching.
                 let hosted = Arc::clone(self);
