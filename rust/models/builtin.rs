@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::engine::mock::vocabulary::{FIRST_WORD, SPECIALS, WORDS};
 use crate::error::Result;
 use crate::prompt::{Prompter, Tokenizer};
+use crate::text::decode::byte_symbols;
 
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
                         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -31,15 +32,6 @@ fn tokenizer() -> Value {
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    })
-}
-
-/// The printable character that byte-level BPE (as GPT-2 introduced it) shows each byte as, in byte order.
-fn byte_symbols() -> impl Iterator<Item = char> {
-    let mut unprintable = 0x100_u32..;
-    (0..=255_u8).map(move |byte| match byte {
-        b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
-        _ => unprintable.next().and_then(char::from_u32).unwrap_or(char::REPLACEMENT_CHARACTER),
     })
 }
 

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
+use tokenizers::ModelWrapper;
 
 use super::template::{ChatTemplate, Specials, TemplateError};
 use crate::text::Detokeniser;
+use crate::text::decode::byte_symbols;
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -56,11 +58,27 @@ fn read_tokenizer(data: &[u8], path: &Path) -> Result<tokenizers::Tokenizer, Tok
 /// Bytes of text that one id can stand for at most. A vocabulary shows a byte as one character at least.
 fn longest(tokenizer: &tokenizers::Tokenizer) -> usize {
     let token = tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(1).max(1);
+    if !shows_every_byte(tokenizer) {
+        return usize::MAX;
+    }
     let shrinks = match tokenizer.get_normalizer().and_then(|normaliser| serde_json::to_value(normaliser).ok()) {
         None => Some(1),
         Some(normaliser) => shrinks(&normaliser),
     };
     shrinks.map_or(usize::MAX, |times| token.saturating_mul(times))
+}
+
+/// Whether every byte of a text is in some id. Otherwise a run of unknown characters may be one id, or none.
+fn shows_every_byte(tokenizer: &tokenizers::Tokenizer) -> bool {
+    match tokenizer.get_model() {
+        ModelWrapper::BPE(model) if model.byte_fallback => return true,
+        ModelWrapper::Unigram(model) if model.byte_fallback() => return true,
+        _ => {}
+    }
+    let cut = tokenizer.get_pre_tokenizer().and_then(|cut| serde_json::to_string(cut).ok()).unwrap_or_default();
+    // The bytes that no UTF-8 text holds may be absent.
+    let mut bytes = byte_symbols().enumerate().filter(|(byte, _)| !matches!(byte, 0xC0 | 0xC1 | 0xF5..));
+    cut.contains("\"ByteLevel\"") && bytes.all(|(_, symbol)| tokenizer.token_to_id(symbol.encode_utf8(&mut [0; 4])).is_some())
 }
 
 /// How many times shorter, in bytes, a normaliser may make a text before it is cut; `None` when there is no bound, as where blanks are taken away.

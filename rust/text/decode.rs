@@ -272,6 +272,15 @@ fn byte_of(ch: char) -> Option<u8> {
     }
 }
 
+/// The printable character that byte-level BPE (as GPT-2 introduced it) shows each byte as, in byte order.
+pub(crate) fn byte_symbols() -> impl Iterator<Item = char> {
+    let mut unprintable = 0x100_u32..;
+    (0..=255_u8).map(move |byte| match byte {
+        b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+        _ => unprintable.next().and_then(char::from_u32).unwrap_or(char::REPLACEMENT_CHARACTER),
+    })
+}
+
 /// Decoding over a window, for decoders that look at neighbours: the window is decoded with and without the newest ids, and the difference is
 /// shown. The window starts at the ids shown last, so its length stays that of one character.
 #[derive(Debug, Default)]

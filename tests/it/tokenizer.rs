@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use emberd::prompt::{RenderInput, Tokenizer, TokenizerError};
+use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use crate::vocab;
@@ -135,4 +136,16 @@ fn one_tokenizer_serves_many_threads() {
             });
         }
     });
+}
+
+proptest! {
+    /// The bound that spares tokenising what cannot fit is never above the truth.
+    #[test]
+    fn a_text_never_has_fewer_ids_than_is_said_before(text in "(\\PC|\\s|the hat){0,200}") {
+        for tokenizer in [vocab::byte_level(), vocab::byte_fallback()] {
+            let tokenizer = load(&[("tokenizer.json", tokenizer.to_string())]);
+            prop_assert!(tokenizer.at_least(text.len()) <= tokenizer.encode(&text, false).unwrap().len());
+            prop_assert!(tokenizer.at_least(1 << 20) > 1000);
+        }
+    }
 }
