@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,9 @@ import pytest
 
 from support.index import FILE, GGUF, PACKAGE
 from support.process import command, environment
+
+# Under nohup a hang-up is ignored, by emberd too; its tests are about one that is not.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

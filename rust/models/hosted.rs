@@ -341,7 +341,7 @@ impl Model {
     /// that a text of megabytes is not tokenised to be refused.
     pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Vec<u32>> {
         let text = self.prompter.text(turns, options.enable_thinking, options.prefill.as_deref().unwrap_or_default())?;
-        let (least, window) = (self.prompter.tokenizer().at_least(text.len()), self.capabilities.context_length);
+        let (least, window) = (self.prompter.tokenizer().at_least(&text), self.capabilities.context_length);
         if least > window as usize {
             return Err(self.too_long(&format!("at least {least}")));
         }
