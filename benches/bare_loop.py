@@ -21,6 +21,9 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, required=True, dest="context", help="prompt tokens of each row")
     parser.add_argument("--threads", type=int, required=True, help="compute threads")
     parser.add_argument("--spin", action="store_true", help="let idle compute threads spin")
+    parser.add_argument(
+        "--ragged", action="store_true", help="rows whose lengths differ by one each, as those that joined in turn"
+    )
     options = parser.parse_args()
     # The first steps warm the buffers up; the clock starts when they are done.
     times = [time.perf_counter() for _ in bare_onnx.bare(options, options.batch)][2:]

@@ -162,6 +162,16 @@ def serving(command: Sequence[str], env: dict[str, str] | None = None) -> Iterat
         server.stop()
 
 
+def on_core(core: int, command: Sequence[str]) -> list[str]:
+    """The command held to one core, where the system has `taskset` and that core.
+
+    Where threads may move, two cores are enough for a thread to be waited for on one while the other sleeps, and a wake-up
+    then costs more than a request.
+    """
+    taskset = shutil.which("taskset")
+    return [taskset, "-c", str(core), *command] if taskset and core < (os.cpu_count() or 1) else list(command)
+
+
 @contextlib.contextmanager
 def http_server(command: Sequence[str]) -> Iterator[str]:
     """Starts an HTTP server on a free port and gives its address, `host:port`, once it can serve.

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from harness import ROOT, BenchError, Tools, capture, connectable, http_server, run_json, serving
+from harness import ROOT, BenchError, Tools, capture, connectable, http_server, on_core, run_json, serving
 
 Figures = dict[str, Any]
 
@@ -143,19 +143,27 @@ def first_event(tools: Tools, options: Options) -> Iterator[Row]:
     """(b) From a request to its first event: the HTTP door against bare hyper that answers the same bytes."""
     body = mock_body(16)
     serve = [*tools.emberd, "serve", "--engine", "mock", "--model", "mock", "--port", "0"]
-    with tempfile.TemporaryDirectory() as folder, http_server(serve) as ours:
+    with tempfile.TemporaryDirectory() as folder:
         stream = Path(folder, "answer")
-        stream.write_bytes(capture(ours, body))
-        with http_server([tools.load, "serve-bare", "--body", str(stream)]) as bare:
+        with http_server(serve) as ours:
+            stream.write_bytes(capture(ours, body))
+        peer = [tools.load, "serve-bare", "--body", str(stream)]
 
-            def measure(address: str) -> Callable[[], Figures]:
-                command = [tools.load, "first-event", "--url", f"http://{address}/v1/responses", "--body", body]
-                return partial(run_json, [*command, "--n", "3000"])
+        def measure(address: str, load: list[str]) -> Callable[[], Figures]:
+            command = [*load, "first-event", "--url", f"http://{address}/v1/responses", "--body", body]
+            return partial(run_json, [*command, "--n", "3000"])
 
-            pairs = alternate(options.rounds, measure(ours), measure(bare))
+        # Servers on one core, with all their threads, and the generator on the other.
+        with http_server(on_core(0, serve)) as ours, http_server(on_core(0, peer)) as bare:
+            load = on_core(1, [tools.load])
+            pairs = alternate(options.rounds, measure(ours, load), measure(bare, load))
             yield compare("first event p50", pairs, lambda each: each["first_event_us"]["p50"], "µs", most=1.5)
             yield compare("first event p99", pairs, lambda each: each["first_event_us"]["p99"], "µs")
             yield compare("whole answer p50", pairs, lambda each: each["request_us"]["p50"], "µs")
+        with http_server(serve) as ours, http_server(peer) as bare:
+            pairs = alternate(options.rounds, measure(ours, [tools.load]), measure(bare, [tools.load]))
+            what = "first event p50, threads left to move"
+            yield compare(what, pairs, lambda each: each["first_event_us"]["p50"], "µs")
 
 
 def ping(tools: Tools, options: Options) -> Iterator[Row]:
@@ -214,11 +222,14 @@ def decode(tools: Tools, options: Options) -> Iterator[Row]:
             tokens, prompt = sample["tokens"] // clients, sample["prompt_tokens"] // clients
             bare = [tools.python, str(ROOT / "benches/bare_loop.py"), "--folder", str(folder), "--batch", str(clients)]
             bare += ["--tokens", str(tokens), "--prompt-tokens", str(prompt), "--threads", threads]
-            pairs = alternate(options.rounds, partial(run_json, ours), partial(run_json, bare))
+            pairs = alternate(options.rounds, partial(run_json, ours), partial(run_json, [*bare, "--ragged"]))
             if any(pair[0]["steady"] is None for pair in pairs):
                 raise BenchError(f"{clients} clients never decoded together: the answers are too short")
             name = f"{clients} client{'s' if clients > 1 else ''}, {prompt} + {tokens} tokens: decode"
             yield compare(name, pairs, decoding, "tok/s", least=0.95)
+            if clients > 1:
+                pairs = alternate(options.rounds, partial(run_json, ours), partial(run_json, bare))
+                yield compare(f"{name}, against rows of one length", pairs, decoding, "tok/s")
 
 
 def decoding(figures: Figures) -> float:

@@ -96,7 +96,7 @@ def main() -> int:
     tools = Tools(tuple(options.emberd), options.load or build_load(), sys.executable)
     settings = Options(options.rounds, options.seconds, options.model, options.folder, options.threads)
     command = shlex.join(["python", "benches/run.py", *sys.argv[1:]])
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     head = f"{today}, {machine()}; `{command}`, medians of {options.rounds} rounds"
     print(head, flush=True)
     blocks: dict[str, str] = {}
