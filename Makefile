@@ -44,8 +44,9 @@ format: $(VENV)/.dev ## Format all code
 	$(BIN)/ruff format py tests benches
 	$(BIN)/ruff check --fix py tests benches
 
-bench: $(VENV)/.release $(VENV)/.dev ## Measure against peers; prints ratios
+bench: $(VENV)/.release $(VENV)/.dev ## Measure against peers and print ratios; BENCH='--only a,c' runs some
 	cargo build --locked --release -p emberd-load
+	$(BIN)/emberd models pull smollm2-135m
 	$(BIN)/python benches/run.py $(BENCH)
 
 clean: ## Remove everything that was built or fetched here
