@@ -48,6 +48,7 @@ bench: $(VENV)/.release $(VENV)/.dev ## Measure against peers and print ratios; 
 	cargo build --locked --release -p emberd-load
 	$(BIN)/emberd models pull smollm2-135m
 	$(BIN)/python benches/run.py $(BENCH)
+	$(BIN)/python -m pytest --quiet benches/test_engines.py
 
 clean: ## Remove everything that was built or fetched here
 	rm -rf $(VENV) .tools target .cache .pytest_cache .mypy_cache .ruff_cache .benchmarks py/emberd/*.so

