@@ -19,7 +19,7 @@ use crate::error::{Code, Error, Result};
 use crate::models::Models;
 use crate::models::fetch::Shelf;
 use crate::shutdown::Stop;
-use crate::{chat, listen, shelf, worker};
+use crate::{chat, linger, listen, shelf, worker};
 
 /// Work on other threads (downloads, tokenising) that a stopping process waits for.
 const LAST_WORK: Duration = Duration::from_secs(2);
@@ -112,6 +112,7 @@ fn run(config: &Config, launcher: &Launcher) -> Result<u8> {
         .enable_all()
         .build()
         .map_err(|error| Error::new(Code::ServerError, format!("could not start the runtime: {error}")))?;
+    runtime.spawn(linger::run());
     let code = runtime.block_on(command(config, launcher));
     runtime.shutdown_timeout(LAST_WORK);
     code

@@ -8,6 +8,7 @@ pub mod app;
 pub mod config;
 pub mod error;
 mod json;
+mod linger;
 pub mod listen;
 pub mod shutdown;
 

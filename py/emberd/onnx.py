@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 128
 """Prompt tokens in one step while answers are running or waiting to be cancelled."""
 
+BURST_CHUNKS = 8
+"""Chunks of prompts that are read before answers that have all just begun go on: what came together starts together."""
+
 
 class OnnxEngine:
     """Requests wait in arrival order, are read one at a time, and then decode together.
@@ -48,6 +51,8 @@ class OnnxEngine:
         self._reading_row = 0
         self._running: list[Request] = []
         self._decoded_last = True
+        self._burst = 0
+        """Chunks read since an answer had more than its first token."""
         self._warm_up()
 
     @property
@@ -63,12 +68,18 @@ class OnnxEngine:
             self.drop((order.id,))
 
     def step(self) -> list[Step]:
-        """One chunk of prompts or one token for every running answer, in turn where there are both."""
+        """One chunk of prompts or one token for every running answer, in turn where there are both.
+
+        As long as every answer is at its first token, prompts go first, up to `BURST_CHUNKS`: requests that came
+        together then run in rows of like lengths, on which onnxruntime's attention is faster to the last token.
+        """
         prompts = self._reading is not None or (self._waiting and len(self._running) < self._max_batch)
-        if prompts and (self._decoded_last or not self._running):
+        if prompts and (self._decoded_last or not self._running or 0 < self._burst < BURST_CHUNKS):
+            self._burst = 1 if not self._running else self._burst + bool(self._burst)
             self._decoded_last = False
             return self._prefill()
         self._decoded_last = True
+        self._burst = 0
         return self._decode() if self._running else []
 
     def drop(self, gone: Iterable[int]) -> None:

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::error::{Code, Error, Result};
+use crate::linger;
 use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
 use crate::shutdown::{Reason, Stop};
 use crate::worker::frame::{Frames, Line};
@@ -82,7 +83,10 @@ pub(super) async fn serve(mut stream: UnixStream, model: Arc<Hosted>, options: A
         }
         if !connection.out.is_empty() {
             match writer.try_write(&connection.out) {
-                Ok(written) => connection.written(written),
+                Ok(written) => {
+                    connection.written(written);
+                    linger::touch();
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
