@@ -167,7 +167,8 @@ async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8
         model_key: options.model_key.clone(),
         tag: options.tag.clone(),
         max_line: options.max_line,
-        max_in_flight: options.engine.queue.max(1),
+        max_in_flight: options.max_in_flight,
+        max_waiting: options.engine.queue.max(1),
     };
     let reason = worker::serve(listener, model, door, options.idle(), stop).await;
     tracing::info!(?reason, "the worker ends");

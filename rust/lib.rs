@@ -6,6 +6,7 @@
 
 pub mod app;
 pub mod config;
+mod election;
 pub mod error;
 mod json;
 mod linger;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// How long the thread stays awake after work. Some wake-ups take 25 to 50 µs; a program that answers an event needs as long.
-pub const WINDOW: Duration = Duration::from_micros(100);
+pub(crate) const WINDOW: Duration = Duration::from_micros(100);
 
 thread_local! {
     static UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -18,7 +18,7 @@ thread_local! {
 }
 
 /// There was work on this thread: it stays awake from now.
-pub fn touch() {
+pub(crate) fn touch() {
     let slept = UNTIL.replace(Some(Instant::now() + WINDOW)).is_none();
     if slept {
         NEWS.with(|news| news.notify_one());
@@ -26,7 +26,7 @@ pub fn touch() {
 }
 
 /// Runs beside the doors on their thread, and is what stays awake.
-pub async fn run() {
+pub(crate) async fn run() {
     let news = NEWS.with(Arc::clone);
     loop {
         news.notified().await;
