@@ -25,8 +25,11 @@ pub(crate) fn touch() {
     }
 }
 
-/// Runs beside the doors on their thread, and is what stays awake.
+/// Runs beside the doors on their thread, and is what stays awake. With one core it would only take time from the program that is to ask.
 pub(crate) async fn run() {
+    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
+        return;
+    }
     let news = NEWS.with(Arc::clone);
     loop {
         news.notified().await;

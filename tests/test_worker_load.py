@@ -130,7 +130,11 @@ def test_of_twenty_starts_at_once_one_worker_is_left(place: Path, home: Path) ->
     arguments = ["worker", "--socket", str(place), "--model-key", KEY, "--tag", TAG, "--engine", "mock"]
     starts = [
         subprocess.Popen(
-            [*command(), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(home), text=True
+            [*command(), *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(home),
+            text=True,
         )
         for _ in range(20)
     ]

@@ -92,7 +92,7 @@ def test_a_short_prompt_is_read_between_the_chunks_of_long_ones(onnx_case: Case)
     port = FakePort().at(0, *(Admit(id, prompt(id, 200), 20) for id in range(1, 9)))
     port.at(3, Admit(9, prompt(9, 10), 5))
     serve(onnx_case, port, 20)
-    assert list(port.finishes)[0] == 9
+    assert next(iter(port.finishes)) == 9
     told = next(n for n, steps in enumerate(port.pushes) if any(step[0] == 9 for step in steps))
     assert told <= 4, "at most one chunk of another prompt after it came"
     for id in range(1, 9):
