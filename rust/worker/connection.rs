@@ -267,6 +267,16 @@ enum Answer {
     HangUp,
 }
 
+/// Whether the trouble passes by itself. Clients take an `error` for a chat as the model's own and never ask it again, and a closed connection as a
+/// reason to come back. Whoever asked for the load itself wants to hear why it failed, and may ask again after an error too.
+fn passes(error: &Error, asked_to_load: bool) -> bool {
+    match error.code {
+        Code::ShuttingDown => true,
+        Code::DownloadFailed => !asked_to_load,
+        _ => false,
+    }
+}
+
 /// What is done beside the reader.
 enum Work {
     Load,
@@ -297,6 +307,7 @@ impl Task {
                 Err(error) => return Answer::Line(line(&Reply::Error { id: self.id.as_deref(), error: &error.one_line() })),
             },
         };
+        let asked = matches!(request, Request::Load);
         let outcome = match request {
             Request::Ping => return Answer::Line(line(&Reply::Pong { id: self.id.as_deref(), tag: &self.options.tag })),
             Request::Shutdown => {
@@ -310,7 +321,10 @@ impl Task {
         Answer::Line(match outcome {
             Ok(None) => line(&Reply::Loaded { id }),
             Ok(Some(text)) => line(&Reply::Text { id, text: &text }),
-            Err(error) if error.code == Code::ShuttingDown => return Answer::HangUp,
+            Err(error) if passes(&error, asked) => {
+                tracing::warn!(%error, detail = error.detail.as_deref(), "hanging up: the client is to come again");
+                return Answer::HangUp;
+            }
             Err(error) => {
                 tracing::warn!(%error, detail = error.detail.as_deref(), "a request failed");
                 line(&Reply::Error { id, error: &error.one_line() })
