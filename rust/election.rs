@@ -27,8 +27,16 @@ pub(crate) struct Lock {
 /// # Errors
 /// When another start holds it for too long, or the lock file cannot be made.
 pub(crate) fn lock(path: &Path) -> Result<Lock> {
+    by(path, Instant::now() + WAIT)
+}
+
+/// As [`lock`], but only if nobody holds it now.
+pub(crate) fn try_lock(path: &Path) -> Result<Lock> {
+    by(path, Instant::now())
+}
+
+fn by(path: &Path, deadline: Instant) -> Result<Lock> {
     let file = beside(path)?;
-    let deadline = Instant::now() + WAIT;
     #[cfg(target_os = "linux")]
     let name = name::take(&file, deadline)?;
     Ok(Lock {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +15,7 @@ from support.process import eventually
 from support.worker import KEY, TAG, Worker, chat, worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 WORDS = " a small model keeps warm and answers now"
@@ -275,6 +279,35 @@ def test_a_client_that_hangs_up_frees_its_place(slow: dict[str, str], place: Pat
                 return bool(client.ask(chat("after", tokens=3)).get("text"))
 
         eventually(answered, "a later request is answered")
+
+
+def test_a_client_that_never_stops_pinging_is_one_of_many(place: Path, home: Path) -> None:
+    with worker(place, home=home) as one, one.connect() as loud, one.connect() as other:
+        lines = b'{"type":"ping","id":"f"}\n' * 2000
+
+        def until_closed(step: Callable[[], object]) -> None:
+            with contextlib.suppress(OSError):
+                while step():
+                    pass
+
+        def write() -> bool:
+            loud.socket.sendall(lines)
+            return True
+
+        flood = [
+            threading.Thread(target=until_closed, args=(write,)),
+            threading.Thread(target=until_closed, args=(lambda: loud.socket.recv(1 << 20),)),
+        ]
+        for thread in flood:
+            thread.start()
+        try:
+            for _ in range(20):
+                assert other.ask({"type": "ping", "id": "p"})["type"] == "pong"
+            assert other.ask(chat("c"))["text"] == WORDS
+        finally:
+            loud.socket.shutdown(socket.SHUT_RDWR)
+            for thread in flood:
+                thread.join()
 
 
 def test_as_many_requests_as_a_connection_may_have_and_no_more(place: Path, home: Path) -> None:

@@ -68,7 +68,8 @@ class Model:
         length = len(ids)
         self._mask[:] = 0
         self._mask[0, :length] = 1
-        self._session.run_with_iobinding(self._bind(self._np.array([ids], self._np.int64)))
+        tokens = self._np.array([ids], self._np.int64)  # kept until the run is over: a binding does not own it
+        self._session.run_with_iobinding(self._bind(tokens))
         made: list[int] = []
         while (token := int(self._argmax[0])) not in self._eos:
             made.append(token)

@@ -1,9 +1,10 @@
 """The engine over onnxruntime: continuous batching of greedy and sampled requests on a CPU.
 
 Decides what each step runs: a chunk of somebody's prompt, or one token for every running answer; the two take turns,
-so that a long prompt holds no answer up for longer than a chunk. Of the prompts, the shortest and the oldest take
-turns, so that long ones hold no short one up and are not held up for ever. How a pass is run is in `rows`, what a folder holds in
-`session`, how a token is drawn in `sampling`.
+so that a long prompt holds no answer up for longer than a chunk. Only answers that have all just begun wait for more:
+for short prompts that came with theirs. Of the prompts, the shortest and the oldest take turns, so that long ones hold
+no short one up and are not held up for ever. How a pass is run is in `rows`, what a folder holds in `session`, how a
+token is drawn in `sampling`.
 """
 
 from __future__ import annotations
@@ -70,15 +71,20 @@ class OnnxEngine:
     def step(self) -> list[Step]:
         """One chunk of prompts or one token for every running answer, in turn where there are both.
 
-        As long as every answer is at its first token, prompts go first, up to `BURST_CHUNKS`: requests that came
-        together then run in rows of like lengths, on which onnxruntime's attention is faster to the last token.
+        As long as every answer is at its first token, prompts that fit into a chunk go first, for `BURST_CHUNKS`:
+        requests that came together then run in rows of like lengths, on which onnxruntime's attention is faster to
+        the last token.
         """
-        if self._next_prompt() is not None and (
-            self._decoded_last or not self._running or 0 < self._burst < BURST_CHUNKS
-        ):
-            self._burst = 1 if not self._running else self._burst + bool(self._burst)
+        if not self._running:
+            self._burst = 0
+        request = self._next_prompt()
+        if request is not None and self._running and not self._decoded_last:
+            request = self._next_prompt(self._chunk) if 0 < self._burst < BURST_CHUNKS else None
+        if request is not None:
+            if self._burst or not self._running:
+                self._burst += 1
             self._decoded_last = False
-            return self._prefill()
+            return self._prefill(request)
         self._decoded_last = True
         self._burst = 0
         return self._decode() if self._running else []
@@ -111,11 +117,11 @@ class OnnxEngine:
             return min(prompts, key=lambda each: each.unread, default=None)
         return prompts[0] if prompts else None
 
-    def _prefill(self) -> list[Step]:
-        """Reads up to a chunk of prompt tokens: more of one prompt and, where they fit, the whole of others."""
+    def _prefill(self, first: Request) -> list[Step]:
+        """Reads up to a chunk of prompt tokens: more of the first prompt and, where they fit, the whole of others."""
         steps: list[Step] = []
         budget = self._chunk
-        request = self._next_prompt()
+        request: Request | None = first
         self._shortest_next = not self._shortest_next
         while request is not None:
             count = min(budget, request.unread)

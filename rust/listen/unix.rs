@@ -75,6 +75,8 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        // A start that is under way clears the path by itself; between looking and removing there must be none.
+        let Ok(_lock) = election::try_lock(&self.path) else { return };
         if Identity::of(&self.path).is_ok_and(|found| found == self.identity) {
             let _ = fs::remove_file(&self.path); // Gone already is as good.
         }

@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
@@ -33,10 +33,16 @@ const KEEP: usize = 64 * 1024;
 const LONG_TEXT: usize = 4 * 1024;
 /// Lines longer than this, in bytes, are parsed beside the loop that answers pings.
 const LONG_LINE: usize = 256 * 1024;
+/// Such lines of one connection at a time: further ones are read when these have been parsed.
+const LONG_LINES: usize = 2;
 /// Bytes read at once.
 const READ: usize = 64 * 1024;
-/// How often a client that will send no more, but waits for answers, is looked at for having gone.
+/// How often a client that is not read from, but waits for answers, is looked at for having gone.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long a connection that is to be closed waits for the answers that come at the same time.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// Reads, of 4 KiB each, that may precede closing.
+const LAST_READS: usize = 64;
 
 /// What a worker tells its clients, and what it lets them do.
 #[derive(Debug, Clone)]
@@ -53,40 +59,49 @@ pub struct Options {
     pub max_waiting: usize,
 }
 
+/// What a client hears of a fault in here.
+const FAULT: &str = "a fault of the worker; its log has the detail";
+
 type OwnedId = Option<Box<RawValue>>;
 
 /// Serves one client until it leaves or the worker stops.
 pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) {
     let mut connection = Connection::new(model, options, idle, stop);
-    let mut open = true;
-    while open || !connection.work.is_empty() || !connection.out.is_empty() {
+    let stream = Closing(stream);
+    let mut taken = 0;
+    let mut last_words = None;
+    while !connection.ended || connection.owes() {
         // Reading goes on while the client is slow to read, so that one that writes all its requests before it reads is not waited for in vain.
         let room = connection.out.len() < BACKLOG;
+        let reads = !connection.ended && room && !connection.hang_up && connection.parsing.len() < LONG_LINES;
         tokio::select! {
             biased;
             Some(line) = connection.news.recv(), if room => connection.out.extend_from_slice(&line),
             Some(ended) = connection.work.join_next_with_id() => connection.ended(ended),
-            read = read(&stream, connection.frames.buffer()), if open && room && !connection.hang_up => match read {
+            Some(parsed) = connection.parsing.join_next() => connection.parsed(parsed),
+            read = read(&stream.0, connection.frames.buffer()), if reads => match read {
                 Err(_) => return, // Reset: nobody is there to be answered.
                 Ok(0) => {
-                    open = false;
                     connection.finish_lines();
-                    if gone(&stream) {
+                    if gone(&stream.0) {
                         return;
                     }
                 }
-                Ok(_) => connection.take_lines(),
+                Ok(bytes) => {
+                    connection.take_lines();
+                    taken += bytes + READ / 64;
+                }
             },
             // Readiness, or a fault that the next write meets as well.
-            _ = stream.writable(), if !connection.out.is_empty() => {}
-            () = tokio::time::sleep(LOOK), if !open => {
-                if gone(&stream) {
+            _ = stream.0.writable(), if !connection.out.is_empty() => {}
+            () = tokio::time::sleep(LOOK), if !reads => {
+                if gone(&stream.0) {
                     return;
                 }
             }
         }
         if !connection.out.is_empty() {
-            match stream.try_write(&connection.out) {
+            match stream.0.try_write(&connection.out) {
                 Ok(written) => {
                     connection.written(written);
                     linger::touch();
@@ -95,10 +110,34 @@ pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<
                 Err(_) => return,
             }
         }
-        // Whoever else is owed an answer gets it first.
-        let left = connection.hang_up && connection.work.is_empty() && connection.out.is_empty();
-        if left || connection.stop.reason().is_some() {
+        if connection.stop.reason().is_some() {
             return;
+        }
+        if connection.hang_up {
+            // Whoever else is about to be answered hears that first.
+            let end = *last_words.get_or_insert_with(|| Instant::now() + LAST_WORDS);
+            if !connection.owes() || Instant::now() >= end {
+                return;
+            }
+        }
+        if taken >= READ {
+            // A client that never stops is one of many.
+            taken = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// A connection that is closed so that the client sees its end. Closed with bytes unread, it would be a reset to the client.
+struct Closing(LocalStream);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        let mut rest = [0; 4096];
+        for _ in 0..LAST_READS {
+            if !self.0.try_read(&mut rest).is_ok_and(|read| read > 0) {
+                return;
+            }
         }
     }
 }
@@ -122,8 +161,12 @@ struct Connection {
     idle: Idle,
     stop: Stop,
     frames: Frames,
+    /// The client sends no more.
+    ended: bool,
     out: Vec<u8>,
     work: JoinSet<Answer>,
+    /// Long lines that are being parsed.
+    parsing: JoinSet<(OwnedId, Result<Request>)>,
     /// The requests that tasks have yet to answer.
     owed: HashMap<tokio::task::Id, OwnedId>,
     sender: mpsc::Sender<Vec<u8>>,
@@ -138,7 +181,22 @@ impl Connection {
         let (sender, news) = mpsc::channel(NEWS);
         let frames = Frames::new(options.max_line);
         let (out, work, owed) = (Vec::new(), JoinSet::new(), HashMap::new());
-        Self { client: Client::new(), model, options, idle, stop, frames, out, work, owed, sender, news, hang_up: false }
+        Self {
+            client: Client::new(),
+            model,
+            options,
+            idle,
+            stop,
+            frames,
+            ended: false,
+            out,
+            work,
+            parsing: JoinSet::new(),
+            owed,
+            sender,
+            news,
+            hang_up: false,
+        }
     }
 
     fn written(&mut self, bytes: usize) {
@@ -148,38 +206,69 @@ impl Connection {
         }
     }
 
+    /// Whether the client is to hear anything more.
+    fn owes(&self) -> bool {
+        !(self.work.is_empty() && self.parsing.is_empty() && self.out.is_empty())
+    }
+
     fn take_lines(&mut self) {
         while self.stop.reason().is_none()
+            && self.parsing.len() < LONG_LINES
             && let Some(line) = self.frames.line()
         {
-            self.take(&line);
+            self.take(line);
         }
     }
 
+    /// The client will send no more: what is left is a line too.
     fn finish_lines(&mut self) {
-        if let Some(line) = self.frames.finish() {
-            self.take(&line);
+        self.ended = true;
+        self.take_lines();
+        if self.parsing.len() < LONG_LINES
+            && let Some(line) = self.frames.finish()
+        {
+            self.take(line);
         }
     }
 
-    fn take(&mut self, line: &Line) {
-        let line = match line {
-            Line::Whole(line) => line,
+    fn take(&mut self, line: Line) {
+        match line {
+            Line::Whole(line) if line.len() > LONG_LINE => {
+                self.parsing.spawn_blocking(move || {
+                    let (id, request) = parse(&line);
+                    (id.map(ToOwned::to_owned), request)
+                });
+            }
+            Line::Whole(line) => {
+                let (id, request) = parse(&line);
+                self.request(id, request);
+            }
             Line::TooLong(length) => {
                 let error =
                     Error::new(Code::BodyTooLarge, format!("the line has {length} bytes, and the limit is {}", self.options.max_line));
-                return reply(&mut self.out, &Reply::Error { id: None, error: &error.hint("send less, or raise --max-line").one_line() });
+                reply(&mut self.out, &Reply::Error { id: None, error: &error.hint("send less, or raise --max-line").one_line() });
             }
-        };
-        if line.len() > LONG_LINE {
-            return self.start(None, Work::Line(line.clone().freeze()));
         }
-        let (id, request) = parse(line);
+    }
+
+    /// A long line has been parsed; lines that waited for that are next.
+    fn parsed(&mut self, parsed: Result<(OwnedId, Result<Request>), JoinError>) {
+        match parsed {
+            Ok((id, request)) => self.request(id.as_deref(), request),
+            Err(error) => {
+                tracing::error!(%error, "a line could not be parsed, by a fault");
+                reply(&mut self.out, &Reply::Error { id: None, error: FAULT });
+            }
+        }
+        if self.ended { self.finish_lines() } else { self.take_lines() }
+    }
+
+    fn request(&mut self, id: Option<&RawValue>, request: Result<Request>) {
         match request {
             Ok(Request::Ping) => reply(&mut self.out, &Reply::Pong { id, tag: &self.options.tag }),
             Ok(Request::Shutdown) => self.stop.stop(Reason::Asked),
-            Ok(Request::Load) => self.start(id, Work::Load),
-            Ok(Request::Chat(chat)) => self.start(id, Work::Chat(chat)),
+            Ok(Request::Load) => self.start(id, None),
+            Ok(Request::Chat(chat)) => self.start(id, Some(chat)),
             Err(error) => {
                 tracing::debug!(%error, "a line was refused");
                 reply(&mut self.out, &Reply::Error { id, error: &error.one_line() });
@@ -187,8 +276,8 @@ impl Connection {
         }
     }
 
-    /// Starts what takes time, beside the reader.
-    fn start(&mut self, id: Option<&RawValue>, work: Work) {
+    /// Starts a load or a chat beside the reader.
+    fn start(&mut self, id: Option<&RawValue>, chat: Option<Chat>) {
         if let Err(error) = self.room() {
             return reply(&mut self.out, &Reply::Error { id, error: &error.one_line() });
         }
@@ -199,12 +288,9 @@ impl Connection {
             model: Arc::clone(&self.model),
             options: Arc::clone(&self.options),
             sender: self.sender.clone(),
-            idle: self.idle.clone(),
-            stop: self.stop.clone(),
+            _busy: self.idle.busy(),
         };
-        // A line that has yet to be read may be no work at all.
-        let busy = (!matches!(work, Work::Line(_))).then(|| self.idle.busy());
-        let handle = self.work.spawn(task.run(work, busy));
+        let handle = self.work.spawn(task.run(chat));
         self.owed.insert(handle.id(), id);
     }
 
@@ -240,7 +326,7 @@ impl Connection {
             Err(error) => {
                 tracing::error!(%error, "a request ended by a fault");
                 let id = self.owed.remove(&error.id()).flatten();
-                reply(&mut self.out, &Reply::Error { id: id.as_deref(), error: "a fault of the worker; its log has the detail" });
+                reply(&mut self.out, &Reply::Error { id: id.as_deref(), error: FAULT });
             }
         }
     }
@@ -277,45 +363,22 @@ fn passes(error: &Error, asked_to_load: bool) -> bool {
     }
 }
 
-/// What is done beside the reader.
-enum Work {
-    Load,
-    Chat(Chat),
-    /// A line too long to be parsed where it was read.
-    Line(Bytes),
-}
-
-/// One request.
+/// One load or chat.
 struct Task {
     client: Client,
     id: OwnedId,
     model: Arc<Hosted>,
     options: Arc<Options>,
     sender: mpsc::Sender<Vec<u8>>,
-    idle: Idle,
-    stop: Stop,
+    _busy: Busy,
 }
 
 impl Task {
-    async fn run(mut self, work: Work, busy: Option<Busy>) -> Answer {
-        let (request, _busy) = match work {
-            Work::Load => (Request::Load, busy),
-            Work::Chat(chat) => (Request::Chat(chat), busy),
-            Work::Line(text) => match self.read(text).await {
-                Ok(request @ (Request::Load | Request::Chat(_))) => (request, Some(self.idle.busy())),
-                Ok(request) => (request, None),
-                Err(error) => return Answer::Line(line(&Reply::Error { id: self.id.as_deref(), error: &error.one_line() })),
-            },
-        };
-        let asked = matches!(request, Request::Load);
-        let outcome = match request {
-            Request::Ping => return Answer::Line(line(&Reply::Pong { id: self.id.as_deref(), tag: &self.options.tag })),
-            Request::Shutdown => {
-                self.stop.stop(Reason::Asked);
-                return Answer::HangUp;
-            }
-            Request::Load => self.load(true).await.map(|_| None),
-            Request::Chat(chat) => self.chat(chat).await.map(Some),
+    async fn run(self, chat: Option<Chat>) -> Answer {
+        let asked = chat.is_none();
+        let outcome = match chat {
+            None => self.load(true).await.map(|_| None),
+            Some(chat) => self.chat(chat).await.map(Some),
         };
         let id = self.id.as_deref();
         Answer::Line(match outcome {
@@ -330,17 +393,6 @@ impl Task {
                 line(&Reply::Error { id, error: &error.one_line() })
             }
         })
-    }
-
-    /// Parses a long line where it holds up nobody.
-    async fn read(&mut self, line: Bytes) -> Result<Request> {
-        let (id, request) = beside(move || {
-            let (id, request) = parse(&line);
-            Ok((id.map(ToOwned::to_owned), request))
-        })
-        .await?;
-        self.id = id;
-        request
     }
 
     async fn tell(&self, event: Event<'_>) {

@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use emberd::engine::mock::Mock;
 use emberd::worker::Options;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 
 use crate::http_support::gated;
 use crate::worker_support::{Worker, chat, listening, options, words};
@@ -332,8 +333,47 @@ async fn lines_too_long_to_be_parsed_by_the_reader_are_answered_like_short_ones(
     client.say(r#"{"type":"ping","id":"behind"}"#).await;
     assert_eq!(client.next().await["type"], "pong", "it does not wait for the line before it");
     assert_eq!(client.answer().await, json!({"type": "text", "id": 7, "text": words(3)}));
+    client.say(format!("{}\n{}", padded(r#"{"type":"ping","id":1}"#), padded(r#"{"type":"ping","id":2}"#))).await;
+    client.say(format!("{}\n{}", padded(r#"{"type":"ping","id":3}"#), r#"{"type":"ping","id":4}"#)).await;
+    let mut ids: Vec<Value> = Vec::new();
+    for _ in 0..4 {
+        ids.push(client.next().await["id"].clone());
+    }
+    ids.sort_by_key(Value::as_u64);
+    assert_eq!(ids, [1, 2, 3, 4]);
     let error = client.ask(padded("{oops")).await;
     assert!(error["error"].as_str().unwrap().starts_with("the line is not JSON"), "{error}");
     client.say(padded(r#"{"type":"shutdown","id":"s"}"#)).await;
+    assert_eq!(client.line().await, None);
+}
+
+#[tokio::test]
+async fn a_long_line_is_refused_under_its_own_id_and_a_long_ping_never_is() {
+    let (gate, mock) = gated();
+    let worker = Worker::absent(Options { max_in_flight: 1, ..options() });
+    worker.launch(mock);
+    let mut client = worker.client().await;
+    client.say(chat("1", 1)).await;
+    worker.until_asked(1).await;
+    client.say(format!("{}{}", " ".repeat(600_000), chat("2", 1))).await;
+    let error = client.answer().await;
+    assert_eq!((&error["type"], &error["id"]), (&json!("error"), &json!("2")), "{error}");
+    let pong = client.ask(format!("{}{}", " ".repeat(600_000), r#"{"type":"ping","id":"3"}"#)).await;
+    assert_eq!((&pong["type"], &pong["id"]), (&json!("pong"), &json!("3")));
+    drop(gate);
+    assert_eq!(client.answer().await["id"], "1");
+}
+
+#[tokio::test]
+async fn a_long_last_line_needs_no_newline() {
+    let worker = Worker::start(Mock::default());
+    let mut client = worker.client().await;
+    let padding = " ".repeat(600_000);
+    let text = format!("{padding}{}\n{padding}{}\n{padding}{}", chat("1", 1), chat("2", 1), chat("3", 1));
+    client.writer.write_all(text.as_bytes()).await.unwrap();
+    client.writer.shutdown().await.unwrap();
+    let mut ids = [client.answer().await["id"].clone(), client.answer().await["id"].clone(), client.answer().await["id"].clone()];
+    ids.sort_by_key(ToString::to_string);
+    assert_eq!(ids, ["1", "2", "3"]);
     assert_eq!(client.line().await, None);
 }
