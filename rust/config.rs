@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::engine::Settings;
 use crate::error::{Code, Error, Result};
+use crate::worker::launch::is_key;
 
 /// Keeps a small language model warm for every program on the machine.
 #[derive(Debug, Clone, Parser)]
@@ -37,6 +38,9 @@ pub enum Command {
     Worker(Worker),
     /// Talk to a running server
     Chat(Chat),
+    /// Let omp use emberd for its local models
+    #[command(subcommand)]
+    Omp(Omp),
     /// Fetch, list and remove models
     #[command(subcommand)]
     Models(Models),
@@ -81,20 +85,29 @@ pub struct Serve {
 #[derive(Debug, Clone, Args)]
 pub struct Worker {
     /// The socket to listen on
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, env = "OMP_TINY_WORKER_SOCKET", value_name = "PATH", hide_env_values = true)]
     pub socket: PathBuf,
     /// The key under which clients know the model; echoed in progress events
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, env = "OMP_TINY_WORKER_MODEL", value_name = "KEY", hide_env_values = true)]
     pub model_key: String,
     /// Echoed in every pong: clients replace a worker whose tag is not theirs
-    #[arg(long, value_name = "TAG")]
+    #[arg(long, env = "OMP_TINY_WORKER_TAG", value_name = "TAG", hide_env_values = true)]
     pub tag: String,
-    /// The model: a name, a model folder or a .gguf file
-    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
-    pub model: String,
-    /// Exit when there was no work for this long, in milliseconds [env: OMP_TINY_WORKER_IDLE_MS] [default: 900000]
-    #[arg(long, value_name = "N")]
+    /// The model: a name, a model folder or a .gguf file [default: the one that omp has under the key, else smollm2-135m]
+    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", hide_env_values = true)]
+    pub model: Option<String>,
+    /// The repository that omp takes the weights for MLX from
+    #[arg(long, value_name = "OWNER/NAME")]
+    pub repo: Option<String>,
+    /// The folder in which omp keeps the weights for MLX
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Exit when there was no work for this long, in milliseconds, or never [env: OMP_TINY_WORKER_IDLE_MS] [default: 900000]
+    #[arg(long, value_name = "N|never", value_parser = window)]
     pub idle_ms: Option<u64>,
+    /// The launcher is a program that goes its own way: leave its session, and print nothing but that the socket is there
+    #[arg(long, hide = true)]
+    pub detached: bool,
     /// The longest line a client may send, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
     pub max_line: usize,
@@ -104,12 +117,30 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// The model's name, folder or file: the one that is given, else the key where omp has a model under it, else the default.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        match &self.model {
+            Some(model) => model,
+            None if is_key(&self.model_key) => &self.model_key,
+            None => "smollm2-135m",
+        }
+    }
+
     /// How long without work before the worker exits: `--idle-ms`, else `OMP_TINY_WORKER_IDLE_MS`. Zero is no window at all, and means the
     /// default; so does a variable that is no number, since whoever set it did not start this worker to see it refuse.
     #[must_use]
     pub fn idle(&self) -> Duration {
         idle(self.idle_ms, std::env::var("OMP_TINY_WORKER_IDLE_MS").ok().as_deref())
     }
+}
+
+/// Milliseconds, or `never`: longer than clocks count.
+fn window(text: &str) -> Result<u64, String> {
+    if text == "never" {
+        return Ok(u64::MAX);
+    }
+    text.parse().map_err(|error: std::num::ParseIntError| error.to_string())
 }
 
 fn idle(option: Option<u64>, variable: Option<&str>) -> Duration {
@@ -211,6 +242,41 @@ pub enum Models {
     },
 }
 
+/// `emberd omp …`
+#[derive(Debug, Clone, Subcommand)]
+pub enum Omp {
+    /// Put emberd where omp starts its worker for MLX, or keep workers for its other local models running
+    Install(OmpInstall),
+    /// Remove what `emberd omp install` has put there
+    Uninstall {
+        /// Show what would be done, and do nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show what is installed, whether omp would start it, and which workers answer
+    Status,
+}
+
+/// Settings of `emberd omp install`.
+#[derive(Debug, Clone, Args)]
+pub struct OmpInstall {
+    /// Show what would be written, and write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Instead: have the system keep a worker for this model of omp's running; may be given several times
+    #[arg(long, value_name = "KEY")]
+    pub keep: Vec<String>,
+    /// What the kept workers' pongs carry [default: what the omp on the PATH expects]
+    #[arg(long, value_name = "TAG", requires = "keep")]
+    pub tag: Option<String>,
+    /// The model behind the kept workers' keys: a name, a model folder or a .gguf file [default: omp's own]
+    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", hide_env_values = true)]
+    pub model: Option<String>,
+    /// Move a Python environment of omp's that is in the way aside, until emberd is uninstalled
+    #[arg(long, conflicts_with = "keep")]
+    pub replace: bool,
+}
+
 impl Config {
     /// Where models are kept: `--home`, else `$XDG_CACHE_HOME/emberd`, else the platform's cache folder.
     ///
@@ -251,6 +317,21 @@ mod tests {
     fn the_home_that_is_given_is_made_absolute() {
         let config = Config::parse_from(["emberd", "--home", "here", "models", "list"]);
         assert!(config.home().is_ok_and(|home| home.is_absolute() && home.ends_with("here")));
+    }
+
+    #[test]
+    fn the_model_behind_a_key_is_omps_unless_another_is_given() {
+        let worker = |arguments: &[&str]| {
+            let start = ["emberd", "worker", "--socket=s", "--tag=t"];
+            match Config::parse_from(start.iter().chain(arguments)).command {
+                Command::Worker(worker) => worker,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(worker(&["--model-key=lfm2.5-230m"]).model(), "lfm2.5-230m");
+        assert_eq!(worker(&["--model-key=mine"]).model(), "smollm2-135m");
+        assert_eq!(worker(&["--model-key=lfm2.5-230m", "--model=other"]).model(), "other");
+        assert_eq!(worker(&["--model-key=mine", "--idle-ms=never"]).idle(), Duration::from_millis(u64::MAX));
     }
 
     #[test]

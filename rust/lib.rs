@@ -12,6 +12,7 @@ pub mod listen;
 pub mod shutdown;
 
 pub mod chat;
+pub mod omp;
 pub mod serve;
 pub mod shelf;
 
