@@ -81,7 +81,9 @@ def launched(arguments: list[str], home: Path, cwd: Path, env: dict[str, str], *
 @pytest.mark.parametrize("leader", [True, False], ids=["leader", "follower"])
 @pytest.mark.parametrize("form", ["environment", "after-a-script", "options"])
 def test_a_launched_worker_goes_its_own_way(form: str, leader: bool, place: Path, home: Path, tmp_path: Path) -> None:
-    arguments = {"environment": [SELECTOR], "after-a-script": ["/omp/cli.js", SELECTOR], "options": options(place)}[form]
+    arguments = {"environment": [SELECTOR], "after-a-script": ["/omp/cli.js", SELECTOR], "options": options(place)}[
+        form
+    ]
     env = {"EMBERD_ENGINE": "mock", "EMBERD_WORKER_MODEL": "anything"} if form == "options" else variables(place)
     with launched(arguments, home, tmp_path, env, leader=leader) as one:
         # Standard output has one line, and then its end, although the worker goes on.
@@ -104,8 +106,13 @@ def test_a_launched_worker_goes_its_own_way(form: str, leader: bool, place: Path
         assert not place.exists()
 
 
-def test_options_come_before_the_environment_and_the_environment_before_nothing(place: Path, home: Path, tmp_path: Path) -> None:
-    with launched(["worker", "--tag", "mine"], home, tmp_path, variables(place), leader=False) as one, Client(place) as client:
+def test_options_come_before_the_environment_and_the_environment_before_nothing(
+    place: Path, home: Path, tmp_path: Path
+) -> None:
+    with (
+        launched(["worker", "--tag", "mine"], home, tmp_path, variables(place), leader=False) as one,
+        Client(place) as client,
+    ):
         assert client.ask({"type": "ping", "id": 1})["tag"] == "mine"
         assert os.getsid(one.popen.pid) == os.getsid(0), "a worker that a person starts stays in the terminal's session"
 
@@ -122,7 +129,9 @@ def test_options_come_before_the_environment_and_the_environment_before_nothing(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_started_is_refused_in_omps_words(changed: dict[str, str], said: str, place: Path, home: Path) -> None:
+def test_what_cannot_be_started_is_refused_in_omps_words(
+    changed: dict[str, str], said: str, place: Path, home: Path
+) -> None:
     done = run([SELECTOR], home, {**variables(place), **changed})
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[0] == said
@@ -155,7 +164,10 @@ def test_the_launcher_says_when_an_idle_worker_goes(form: str, place: Path, home
     if form == "environment":
         arguments, env = [SELECTOR], variables(place, OMP_TINY_WORKER_IDLE_MS="300")
     else:
-        arguments, env = options(place, "--idle-seconds", "0.3"), {"EMBERD_ENGINE": "mock", "EMBERD_WORKER_MODEL": "anything"}
+        arguments, env = (
+            options(place, "--idle-seconds", "0.3"),
+            {"EMBERD_ENGINE": "mock", "EMBERD_WORKER_MODEL": "anything"},
+        )
     with launched(arguments, home, tmp_path, env, leader=True) as one, Client(place) as client:
         assert client.ask(chat(1))["type"] == "text"
         assert one.popen.wait(DEADLINE) == 0

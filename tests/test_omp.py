@@ -39,7 +39,11 @@ class User:
     def omp(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Runs `emberd omp`."""
         own = {"HOME": str(self.home), "PATH": f"{self.bin}:/usr/bin:/bin"}
-        mine = {name: value for name, value in environment(self.home / "models").items() if not name.startswith(("OMP_", "PI_", "XDG_"))}
+        mine = {
+            name: value
+            for name, value in environment(self.home / "models").items()
+            if not name.startswith(("OMP_", "PI_", "XDG_"))
+        }
         mine.pop("EMBERD_HOME")
         return subprocess.run(
             [*command(), "omp", *arguments],
@@ -97,7 +101,10 @@ def test_emberd_is_put_where_omp_looks_and_goes_without_a_trace(env: dict[str, s
             for line in (content or b"").decode().splitlines():
                 assert f"    | {line}\n" in shown
     started = subprocess.run(
-        [str(place / "bin" / "python"), "-u", "/tmp/runner.py", "--tag", "t"], capture_output=True, encoding="utf-8", check=False
+        [str(place / "bin" / "python"), "-u", "/tmp/runner.py", "--tag", "t"],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert (started.returncode, started.stdout) == (1, "")
     assert started.stderr.startswith("an MLX worker needs --socket"), "it is emberd that was started"
@@ -174,7 +181,9 @@ def test_the_service_starts_a_worker_that_omp_takes_for_its_own(user: User, plac
     words = [word.strip('"') for word in start.removeprefix("ExecStart=").split('" "')]
     socket = home / f".omp/run/tiny/{KEY}-onnx.sock"
     env = environment(user.home / "models", EMBERD_ENGINE="mock", OMP_TINY_WORKER_IDLE_MS="1")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8", env=env) as started:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8", env=env
+    ) as started:
         try:
             assert started.stdout is not None
             assert started.stdout.readline() == f"omp tiny worker listening on {socket}\n"

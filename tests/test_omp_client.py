@@ -36,6 +36,7 @@ SAID = "Please fix the login page: after OAuth it redirects forever between /log
 TITLE: dict[str, Any] = {"call": "title", "text": SAID}
 MEMORY = "lfm2-1.2b"
 """A model that omp asks for completions; the other one it asks for titles only."""
+QUESTION: dict[str, Any] = {"call": "complete", "key": MEMORY, "text": "What is the capital of France?"}
 
 
 @pytest.fixture(scope="session")
@@ -193,20 +194,19 @@ def test_all_calls_are_answered(shared: Home, title: str) -> None:
         {**TITLE, "times": 2},
         {**TITLE, "system": "  Say what the user wants, in a few words.  "},
         {**TITLE, "key": "nope"},
-        {"call": "complete", "key": MEMORY, "text": "What is the capital of France?", "tokens": 12},
-        {"call": "complete", "key": MEMORY, "text": "Extract facts.", "system": "Be terse.", "tokens": 0},
-        {"call": "complete", "key": MEMORY, "text": "Extract facts.", "system": "  ", "tokens": 5000, "times": 2},
+        {**QUESTION, "tokens": 0, "system": "Be terse."},
+        {**QUESTION, "tokens": 5000, "system": "  ", "times": 2},
+        QUESTION,
     )
     assert told.one("load") == {"ok": True}
     pair, other, unknown = told.all("title")
     assert pair == [title, title]
     assert other is None or isinstance(other, str)
     assert unknown is None
-    capital, short, long = told.all("complete")
-    assert "Paris" in capital
+    short, long, usual = told.all("complete")
     assert short is None or len(short.split()) == 1
-    assert long[0]
-    assert long[0] == long[1]
+    assert "Paris" in usual
+    assert long == [usual, usual]
     assert "error" not in told.statuses
 
 
@@ -249,8 +249,7 @@ def test_a_model_that_cannot_be_loaded_is_asked_for_once_and_loaded_when_told(ow
 def test_a_call_that_is_given_up_harms_no_other(own: Home) -> None:
     with listening(own, MEMORY):
         story = {"call": "complete", "key": MEMORY, "text": "Write a very long story about the sea.", "tokens": 1024}
-        question = {"call": "complete", "key": MEMORY, "text": "What is the capital of France?", "tokens": 12}
-        told = own.drive("found", {**story, "abort": "ready"}, question, question)
+        told = own.drive("found", {**story, "abort": "ready"}, QUESTION, QUESTION)
         given_up, first, second = told.all("complete")
         assert given_up is None
         assert "Paris" in first

@@ -2,10 +2,10 @@
 //!
 //! Settings in omp's own `.env` files are not read: whoever has the folders there gives the variables to emberd as well.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::Variables;
 use crate::error::{Code, Error, Result};
@@ -40,7 +40,7 @@ impl Places {
             Some(profile) => self::profile(&profile)?,
             None => variable("PI_PROFILE").map_or(Ok(None), |profile| self::profile(&profile))?,
         };
-        let root = home.join(below(&given("PI_CONFIG_DIR").unwrap_or_else(|| ".omp".into())));
+        let root = joined(&home, Path::new(&given("PI_CONFIG_DIR").unwrap_or_else(|| ".omp".into())));
         let of_profile = |profile: &Option<String>| profile.as_ref().map_or_else(|| root.clone(), |name| root.join("profiles").join(name));
         let config = of_profile(&profile);
         let default_agent = config.join("agent");
@@ -107,10 +107,19 @@ impl Places {
     }
 }
 
-/// A path below a folder, whatever it begins with: omp appends it.
-fn below(path: &OsStr) -> &Path {
-    let path = Path::new(path);
-    path.strip_prefix("/").unwrap_or(path)
+/// A path appended to a folder as omp does it: a slash at its beginning does not count, and a step up takes the folder before it away.
+fn joined(folder: &Path, path: &Path) -> PathBuf {
+    let mut all = folder.to_path_buf();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => all.push(name),
+            Component::ParentDir => {
+                all.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    all
 }
 
 /// Whether an agent folder is what another omp, with a profile, has left in the environment of one that has been told to have none.
@@ -163,6 +172,7 @@ mod tests {
             (&[], (omp, agent)),
             (&[("PI_CONFIG_DIR", ""), ("PI_CODING_AGENT_DIR", "")], (omp, agent)),
             (&[("PI_CONFIG_DIR", "x")], ("/home/ada/x", "/home/ada/x/agent")),
+            (&[("PI_CONFIG_DIR", "./../bob/.x")], ("/home/bob/.x", "/home/bob/.x/agent")),
             (&[("PI_CONFIG_DIR", "/x/y")], ("/home/ada/x/y", "/home/ada/x/y/agent")),
             (&[("OMP_PROFILE", "work")], (work, of_work)),
             (&[("PI_PROFILE", " work ")], (work, of_work)),

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -33,8 +34,8 @@ pub enum Pong {
     Tag(String),
     /// Nobody listens.
     Nobody,
-    /// Somebody listens, and says nothing, or something else.
-    Strange,
+    /// Somebody may listen and is no worker, for this reason.
+    Strange(String),
 }
 
 #[derive(Deserialize)]
@@ -46,18 +47,22 @@ struct Said {
 /// Pings the worker on a socket.
 pub async fn ping(socket: &Path) -> Pong {
     let asked = async {
-        let Ok(mut stream) = UnixStream::connect(socket).await else { return Pong::Nobody };
+        let mut stream = match UnixStream::connect(socket).await {
+            Ok(stream) => stream,
+            Err(error) if [ErrorKind::ConnectionRefused, ErrorKind::NotFound].contains(&error.kind()) => return Pong::Nobody,
+            Err(error) => return Pong::Strange(error.to_string()),
+        };
         if stream.write_all(b"{\"type\":\"ping\",\"id\":\"status\"}\n").await.is_err() {
-            return Pong::Strange;
+            return Pong::Strange("it hangs up".to_owned());
         }
         let mut line = Vec::new();
         let read = BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line).await;
         match (read, serde_json::from_slice::<Said>(&line)) {
             (Ok(_), Ok(Said { r#type, tag: Some(tag) })) if r#type == "pong" => Pong::Tag(tag),
-            _ => Pong::Strange,
+            _ => Pong::Strange("it is no worker".to_owned()),
         }
     };
-    tokio::time::timeout(PONG, asked).await.unwrap_or(Pong::Strange)
+    tokio::time::timeout(PONG, asked).await.unwrap_or_else(|_| Pong::Strange("it says nothing".to_owned()))
 }
 
 /// Asks the worker on a socket to end, and waits until it has hung up. Nobody there is as good.
@@ -180,7 +185,7 @@ pub async fn report(places: &Places, variable: Variables<'_>) -> Result<String> 
         let said = match ping(socket).await {
             Pong::Tag(tag) => format!("answers, tag {tag}"),
             Pong::Nobody => "nobody answers".to_owned(),
-            Pong::Strange => "somebody is there and does not answer as a worker".to_owned(),
+            Pong::Strange(why) => format!("does not answer as a worker: {why}"),
         };
         let _ = writeln!(text, "worker     {}: {said}", socket.display());
     }
@@ -194,7 +199,7 @@ pub async fn report(places: &Places, variable: Variables<'_>) -> Result<String> 
 fn sockets(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(Error::io(Code::ServerError, "look into", folder, &error)),
     };
     let socket = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_socket());
@@ -240,8 +245,9 @@ mod tests {
         stranger(&path("c"), b"");
         std::fs::write(path("d"), "").unwrap();
         assert_eq!(ping(&path("a")).await, Pong::Tag("18.2.3|onnx||".into()));
-        assert_eq!(ping(&path("b")).await, Pong::Strange);
-        assert_eq!(ping(&path("c")).await, Pong::Strange);
+        assert_eq!(ping(&path("b")).await, Pong::Strange("it is no worker".into()));
+        assert_eq!(ping(&path("c")).await, Pong::Strange("it is no worker".into()));
+        assert!(matches!(ping(&path(&"long".repeat(40))).await, Pong::Strange(_)));
         assert_eq!(ping(&path("d")).await, Pong::Nobody);
         assert_eq!(ping(&path("e")).await, Pong::Nobody);
         assert!(shut_down(&path("a")).await.is_ok() && shut_down(&path("e")).await.is_ok());
@@ -252,7 +258,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let _mute = UnixListener::bind(&path).unwrap();
-        assert_eq!(ping(&path).await, Pong::Strange);
+        assert_eq!(ping(&path).await, Pong::Strange("it says nothing".into()));
         assert!(shut_down(&path).await.unwrap_err().message.contains("stays"));
     }
 

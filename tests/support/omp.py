@@ -55,8 +55,11 @@ def fetch() -> Omp:
         if not done.exists() or done.read_text() != wanted:
             for name in ("package.json", "package-lock.json"):
                 shutil.copy(HERE / name, folder / name)
-            npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-            process = subprocess.Popen(npm, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+            # Not `npm ci`: it wants all optional packages in the file, of which some, for other systems, are not published.
+            npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+            process = subprocess.Popen(
+                npm, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            )
             try:
                 said, _ = process.communicate(timeout=800)
             except subprocess.TimeoutExpired:
@@ -130,10 +133,13 @@ class Home:
         self.folder = folder
         self.run = folder / ".omp" / "run" / "tiny"
         self.ends = folder / "ends"
-        kept = {name: value for name, value in environment(models).items() if not name.startswith(("OMP_", "PI_", "XDG_"))}
+        kept = {
+            name: value for name, value in environment(models).items() if not name.startswith(("OMP_", "PI_", "XDG_"))
+        }
         self.env = {
             **kept,
             "HOME": str(folder),
+            "TMPDIR": str(folder),
             "EMBERD_WORKER_MODEL": model,
             # Whatever a test that fails leaves behind goes by itself.
             "OMP_TINY_WORKER_IDLE_MS": "180000",
@@ -178,7 +184,7 @@ def program(folder: Path) -> str:
     if len(words) == 1:
         return words[0]
     script = folder / "emberd"
-    script.write_text(f"#!/bin/sh\nexec {' '.join(words)} \"$@\"\n")
+    script.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
     script.chmod(0o755)
     return str(script)
 
@@ -225,4 +231,3 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-

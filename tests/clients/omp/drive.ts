@@ -41,8 +41,8 @@ if (process.argv.includes(SELECTOR)) {
 
 const module = await import(`${AGENT}/src/tiny/title-client.ts`);
 const [how, calls] = [process.argv[2], JSON.parse(process.argv[3]) as Call[]];
-const client = await reach(how);
 const tell = (line: object) => console.log(JSON.stringify(line, (_, value) => (value === undefined ? null : value)));
+const client = await reach(how);
 
 async function reach(how: string) {
 	if (how === "entry") {
