@@ -93,13 +93,13 @@ pub struct Worker {
     /// Echoed in every pong: clients replace a worker whose tag is not theirs
     #[arg(long, env = "OMP_TINY_WORKER_TAG", value_name = "TAG", hide_env_values = true)]
     pub tag: String,
-    /// The model: a name, a model folder or a .gguf file [default: the one that omp has under the key, else smollm2-135m]
+    /// The model: a name, a hub repository (ORG/NAME), a model folder or a .gguf file [default: the one that the table of models has for the key]
     #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", hide_env_values = true)]
     pub model: Option<String>,
-    /// The repository that omp takes the weights for MLX from
-    #[arg(long, value_name = "OWNER/NAME")]
+    /// The model's repository on a Hugging Face hub; --model wins over it
+    #[arg(long, value_name = "ORG/NAME")]
     pub repo: Option<String>,
-    /// The folder in which omp keeps the weights for MLX
+    /// A folder that may hold the repository's files already
     #[arg(long, value_name = "FOLDER")]
     pub dir: Option<PathBuf>,
     /// Exit when there was no work for this long, in milliseconds, or never [env: OMP_TINY_WORKER_IDLE_MS] [default: 900000]

@@ -168,7 +168,8 @@ mod tests {
     fn each_variable_moves_what_it_moves_for_omp() {
         let (omp, agent) = ("/home/ada/.omp", "/home/ada/.omp/agent");
         let (work, of_work) = ("/home/ada/.omp/profiles/work", "/home/ada/.omp/profiles/work/agent");
-        let table: &[(&[(&str, &str)], (&str, &str))] = &[
+        type Row<'a> = (&'a [(&'a str, &'a str)], (&'a str, &'a str));
+        let table: &[Row<'_>] = &[
             (&[], (omp, agent)),
             (&[("PI_CONFIG_DIR", ""), ("PI_CODING_AGENT_DIR", "")], (omp, agent)),
             (&[("PI_CONFIG_DIR", "x")], ("/home/ada/x", "/home/ada/x/agent")),

@@ -75,15 +75,13 @@ fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launc
         let error = Error::new(Code::InvalidValue, format!("Unknown tiny local model: {}", key.display()));
         return Err(error.hint(format!("the keys are {}", KEYS.join(", "))));
     }
-    let mut warnings = Vec::new();
-    for (name, done, instead) in [(DEVICE, ["auto", "cpu"], "on the CPU"), (DTYPE, ["auto", "q4"], "with the weights that it has")] {
-        let given = variable(name).unwrap_or_default();
-        if let Some(word) = setting(name, &given.to_string_lossy())?
-            && !done.contains(&word.as_str())
-        {
-            warnings.push(format!("{name} asks for {word}; the model runs {instead}"));
+    let given = |name| setting(name, &variable(name).unwrap_or_default().to_string_lossy());
+    let warnings = match (given(DEVICE)?, given(DTYPE)?) {
+        (Some(device), _) if !["auto", "cpu"].contains(&device.as_str()) => {
+            vec![format!("{DEVICE} asks for {device}; the model runs on the CPU")]
         }
-    }
+        _ => Vec::new(),
+    };
     Ok(Launch { arguments: worker([("--socket", socket), ("--model-key", key), ("--tag", tag)]), warnings })
 }
 
@@ -241,7 +239,6 @@ mod tests {
         }
         let loud = read(&[SELECTOR], &with("PI_TINY_DEVICE", " CUDA ")).unwrap().unwrap();
         assert_eq!(loud.warnings, ["PI_TINY_DEVICE asks for cuda; the model runs on the CPU"]);
-        assert!(read(&[SELECTOR], &with("PI_TINY_DTYPE", "Q4")).unwrap().unwrap().warnings.is_empty());
     }
 
     const MLX: [&str; 14] = [
