@@ -2,10 +2,13 @@
 //!
 //! What a setting does is said where it is used.
 
+mod omp;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use omp::{Install, Omp};
 
 use crate::engine::Settings;
 use crate::error::{Code, Error, Result};
@@ -111,6 +114,9 @@ pub struct Worker {
     /// The longest line a client may send, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
     pub max_line: usize,
+    /// Requests that one connection may have in flight; the next is refused
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub max_in_flight: usize,
     /// How the engine runs.
     #[command(flatten)]
     pub engine: Engine,
@@ -143,6 +149,14 @@ fn window(text: &str) -> Result<u64, String> {
     text.parse().map_err(|error: std::num::ParseIntError| error.to_string())
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 fn idle(option: Option<u64>, variable: Option<&str>) -> Duration {
     let milliseconds = option.or_else(|| variable.and_then(|text| text.trim().parse().ok()));
     Duration::from_millis(milliseconds.filter(|milliseconds| *milliseconds > 0).unwrap_or(900_000))
@@ -170,7 +184,7 @@ pub struct Engine {
     #[arg(long, value_name = "BOOL")]
     pub spin: Option<bool>,
     /// Requests that may wait for a place in the engine; the next is refused
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
 }
 
@@ -240,41 +254,6 @@ pub enum Models {
         /// Its name, as `emberd models list` shows it
         model: String,
     },
-}
-
-/// `emberd omp …`
-#[derive(Debug, Clone, Subcommand)]
-pub enum Omp {
-    /// Put emberd where omp starts its worker for MLX, or keep workers for its other local models running
-    Install(OmpInstall),
-    /// Remove what `emberd omp install` has put there
-    Uninstall {
-        /// Show what would be done, and do nothing
-        #[arg(long)]
-        dry_run: bool,
-    },
-    /// Show what is installed, whether omp would start it, and which workers answer
-    Status,
-}
-
-/// Settings of `emberd omp install`.
-#[derive(Debug, Clone, Args)]
-pub struct OmpInstall {
-    /// Show what would be written, and write nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Instead: have the system keep a worker for this model of omp's running; may be given several times
-    #[arg(long, value_name = "KEY")]
-    pub keep: Vec<String>,
-    /// What the kept workers' pongs carry [default: what the omp on the PATH expects]
-    #[arg(long, value_name = "TAG", requires = "keep")]
-    pub tag: Option<String>,
-    /// The model behind the kept workers' keys: a name, a model folder or a .gguf file [default: omp's own]
-    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", hide_env_values = true)]
-    pub model: Option<String>,
-    /// Move a Python environment of omp's that is in the way aside, until emberd is uninstalled
-    #[arg(long, conflicts_with = "keep")]
-    pub replace: bool,
 }
 
 impl Config {

@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Omp, OmpInstall};
+use crate::config::{Install, Omp};
 use crate::error::{Code, Error, Result};
 use keep::Kept;
 use places::Places;
@@ -93,7 +93,7 @@ async fn carry_out(plan: &Plan, places: &Places, dry_run: bool) -> Result<u8> {
     Ok(0)
 }
 
-async fn kept(how: &OmpInstall, home: Option<&Path>, emberd: &Emberd, variables: Variables<'_>) -> Result<Vec<Kept>> {
+async fn kept(how: &Install, home: Option<&Path>, emberd: &Emberd, variables: Variables<'_>) -> Result<Vec<Kept>> {
     let tag = match &how.tag {
         Some(tag) => tag.clone(),
         None => keep::tag(&status::version(variables).await?, variables),
