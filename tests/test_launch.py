@@ -47,12 +47,14 @@ def run(arguments: list[str], home: Path, env: dict[str, str]) -> subprocess.Com
 
 
 class Launched:
-    """A worker whose standard output and log are read."""
+    """A worker that has said its first line."""
 
     def __init__(self, popen: subprocess.Popen[str]) -> None:
         assert popen.stdout is not None
         assert popen.stderr is not None
-        self.popen, self.out, self.log = popen, Output(popen.stdout), Output(popen.stderr)
+        self.popen, self.log = popen, Output(popen.stderr)
+        self.out = popen.stdout
+        self.banner = self.out.readline()
 
 
 @contextmanager
@@ -70,11 +72,12 @@ def launched(arguments: list[str], home: Path, cwd: Path, env: dict[str, str], *
     )
     one = Launched(popen)
     try:
-        assert one.out.until("listening on ") is not None, one.log.rest()
+        assert "listening on " in one.banner, one.log.rest()
         yield one
     finally:
         popen.kill()
         popen.wait(DEADLINE)
+        one.out.close()
         one.log.rest()
 
 
@@ -87,7 +90,7 @@ def test_a_launched_worker_goes_its_own_way(form: str, leader: bool, place: Path
     env = {"EMBERD_ENGINE": "mock", "EMBERD_WORKER_MODEL": "anything"} if form == "options" else variables(place)
     with launched(arguments, home, tmp_path, env, leader=leader) as one:
         # Standard output has one line, and then its end, although the worker goes on.
-        assert one.out.rest() == f"omp tiny worker listening on {place}\n"
+        assert (one.banner, one.out.read()) == (f"omp tiny worker listening on {place}\n", "")
         with Client(place) as client:
             tag = "mlx|0.31.3|634ed9e0" if form == "options" else TAG
             assert client.ask({"type": "ping", "id": 1}) == {"type": "pong", "id": 1, "tag": tag}

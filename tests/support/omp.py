@@ -193,7 +193,7 @@ def program(folder: Path) -> str:
 def omp_home(omp: Omp, models: Path, model: str) -> Iterator[Home]:
     """A home of a client, and the end of all workers that were started in it."""
     # A socket's path is short; the folders of a test's own are not.
-    folder = Path(tempfile.mkdtemp(prefix="omp"))
+    folder = Path(tempfile.mkdtemp(prefix="omp", dir="/tmp"))
     home = Home(omp, folder, models, model)
     try:
         yield home
