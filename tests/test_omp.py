@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,16 @@ def test_a_kept_worker_is_a_service_with_the_tag_of_the_omp_that_is_here(user: U
     user.does("uninstall")
     assert list(units.iterdir()) == []
     assert "--user disable --now emberd-omp-lfm2.5-230m-onnx.service\n" in user.told.read_text()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd that would read a unit")
+def test_systemd_finds_nothing_wrong_with_a_unit(user: User) -> None:
+    user.does("install", "--keep", "llama3.2:3b", "--tag", '100% "mine" $HOME \\')
+    [unit] = (user.home / ".config/systemd/user").iterdir()
+    verify = ["systemd-analyze", "--user", "verify", str(unit)]
+    env = {**os.environ, "HOME": str(user.home), "XDG_RUNTIME_DIR": str(user.home)}
+    done = subprocess.run(verify, capture_output=True, encoding="utf-8", env=env, timeout=DEADLINE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @on_linux

@@ -46,9 +46,7 @@ impl Kept {
             options.extend(["--home".into(), home.into_os_string()]);
         }
         if let Some(model) = model {
-            // A service does not start where the user is. What has no separator is a name before it is a path.
-            let path = Some(Path::new(model)).filter(|_| model.contains('/')).and_then(|path| path.canonicalize().ok());
-            options.extend(["--model".into(), path.map_or_else(|| model.into(), PathBuf::into_os_string)]);
+            options.extend(["--model".into(), anywhere(model)?]);
         }
         Ok(Self { key: key.to_owned(), tag: tag.to_owned(), command: emberd.command(), options })
     }
@@ -63,6 +61,17 @@ impl Kept {
     fn name(&self, places: &Places) -> String {
         let profile = places.profile.as_ref().map(|profile| format!("{profile}-")).unwrap_or_default();
         format!("{PREFIX}{profile}{}", Places::base(&self.key, "onnx"))
+    }
+}
+
+/// A model's name or path that means the same in every folder: a service does not start where the user is. What has no separator is a name before it
+/// is a path; what has one and is not there may be a repository, unless it begins as only a path does.
+fn anywhere(model: &str) -> Result<OsString> {
+    let found = Path::new(model).canonicalize();
+    match found {
+        Ok(path) if model.contains('/') => Ok(path.into_os_string()),
+        Err(error) if model.starts_with(['.', '/']) => Err(Error::io(Code::ModelNotFound, "open", Path::new(model), &error)),
+        _ => Ok(model.into()),
     }
 }
 
@@ -354,9 +363,15 @@ mod tests {
     }
 
     #[test]
-    fn only_omps_models_are_kept() {
+    fn only_omps_models_are_kept_and_paths_hold_in_every_folder() {
         let emberd = Emberd::new(Some("/bin/sh".into())).unwrap();
         assert!(Kept::new("gpt-7", "t", &emberd, None, None).unwrap_err().message.contains("Unknown tiny local model: gpt-7"));
+        let model = |name: &str| Kept::new("lfm2.5-230m", "t", &emberd, Some(name), None).map(|kept| kept.options[1].clone());
+        assert_eq!(model("org/name"), Ok("org/name".into()));
+        // Tests run in the folder of Cargo.toml.
+        assert_eq!(model("./rust"), Ok(Path::new("rust").canonicalize().unwrap().into_os_string()));
+        assert_eq!(model("rust"), Ok("rust".into()));
+        assert!(model("./not there").unwrap_err().message.contains("./not there"));
         assert!(Emberd::new(Some("python".into())).is_err() && Emberd::new(None).is_err());
     }
 
