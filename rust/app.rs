@@ -20,10 +20,14 @@ use crate::models::Models;
 use crate::models::fetch::Shelf;
 use crate::shutdown::Stop;
 use crate::worker::launch;
-use crate::{chat, linger, listen, omp, shelf, worker};
+use crate::{chat, linger, listen, shelf, worker};
 
 /// Work on other threads (downloads, tokenising) that a stopping process waits for.
 const LAST_WORK: Duration = Duration::from_secs(2);
+
+/// Descriptors are not asked for beyond this: there are systems whose own limit is none.
+#[cfg(unix)]
+const MOST_DESCRIPTORS: u64 = if cfg!(target_os = "macos") { 10_240 } else { 65_536 };
 
 /// A running process.
 pub struct App {
@@ -62,16 +66,19 @@ impl App {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        let detached = matches!(&config.command, Command::Worker(worker) if worker.detached);
-        if let Command::Worker(worker) = &config.command
-            && detached
-        {
-            worker::daemon::detach(&worker.model_key);
-        }
+        let detached = match &config.command {
+            Command::Worker(worker) if worker.detached => {
+                worker::daemon::detach(&worker.model_key);
+                true
+            }
+            _ => false,
+        };
         let queue = match &config.command {
             Command::Serve(serve) => serve.engine.queue,
             Command::Worker(worker) => worker.engine.queue,
-            Command::Chat(_) | Command::Models(_) | Command::Omp(_) => 0,
+            Command::Chat(_) | Command::Models(_) => 0,
+            #[cfg(unix)]
+            Command::Omp(_) => 0,
         };
         let (launcher, launches) = launcher(queue);
         let doors = std::thread::Builder::new().name("emberd doors".into()).spawn(move || {
@@ -138,22 +145,41 @@ fn run(config: &Config, program: Option<PathBuf>, launcher: &Launcher) -> Result
     code
 }
 
+/// Lets this process have as many connections as the system allows it at most: the usual limit, 1024 descriptors or fewer, is for programs that have
+/// a few. Where that is refused, the usual limit holds.
+#[cfg(unix)]
+fn more_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.unwrap_or(MOST_DESCRIPTORS).min(MOST_DESCRIPTORS);
+    if limit.current.is_some_and(|current| current < most) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: limit.maximum });
+    }
+}
+
+#[cfg(not(unix))]
+fn more_descriptors() {}
+
+#[cfg_attr(not(unix), allow(unused_variables))] // Of use to commands that are not everywhere.
 async fn command(config: &Config, program: Option<PathBuf>, launcher: &Launcher) -> Result<u8> {
     let stop = Stop::default();
     let on_signals = || stop.on_signals().map_err(|error| Error::new(Code::ServerError, format!("could not listen to signals: {error}")));
     match &config.command {
         Command::Serve(serve) => {
+            more_descriptors();
             on_signals()?;
             let models = models(config, &serve.models, &serve.engine, launcher)?;
             http(serve, models, stop).await
         }
         Command::Worker(worker) => {
+            more_descriptors();
             on_signals()?;
             let models = models(config, &[worker.model().to_owned()], &worker.engine, launcher);
             tiny(worker, models, stop).await
         }
         Command::Chat(ask) => chat::run(ask).await,
-        Command::Omp(what) => omp::run(what, config.home.as_deref(), program).await,
+        #[cfg(unix)]
+        Command::Omp(what) => crate::omp::run(what, config.home.as_deref(), program).await,
         Command::Models(what) => {
             on_signals()?;
             shelf::run(what, Shelf::new(config.home()?, config.python.clone()), stop).await

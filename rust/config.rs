@@ -2,12 +2,14 @@
 //!
 //! What a setting does is said where it is used.
 
+#[cfg(unix)]
 mod omp;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+#[cfg(unix)]
 pub use omp::{Install, Omp};
 
 use crate::engine::Settings;
@@ -42,6 +44,7 @@ pub enum Command {
     /// Talk to a running server
     Chat(Chat),
     /// Let omp use emberd for its local models
+    #[cfg(unix)]
     #[command(subcommand)]
     Omp(Omp),
     /// Fetch, list and remove models
@@ -62,6 +65,7 @@ pub struct Serve {
     #[arg(long, env = "EMBERD_PORT", default_value_t = 8420, hide_env_values = true)]
     pub port: u16,
     /// Listen on this Unix socket as well
+    #[cfg(unix)]
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
     /// Listen on an address that other machines can reach, although nothing asks them for a key
@@ -87,7 +91,7 @@ pub struct Serve {
 /// Settings of `emberd worker`.
 #[derive(Debug, Clone, Args)]
 pub struct Worker {
-    /// The socket to listen on
+    /// The socket to listen on; on Windows, the named pipe
     #[arg(long, env = "OMP_TINY_WORKER_SOCKET", value_name = "PATH", hide_env_values = true)]
     pub socket: PathBuf,
     /// The key under which clients know the model; echoed in progress events

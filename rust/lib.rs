@@ -6,6 +6,7 @@
 
 pub mod app;
 pub mod config;
+#[cfg(unix)]
 mod election;
 pub mod error;
 mod json;
@@ -14,6 +15,7 @@ pub mod listen;
 pub mod shutdown;
 
 pub mod chat;
+#[cfg(unix)]
 pub mod omp;
 pub mod serve;
 pub mod shelf;

@@ -32,3 +32,11 @@ pub fn end_stdout() {
         tracing::debug!(%error, "standard output stays open");
     }
 }
+
+/// Elsewhere a program that is started without a window has none.
+#[cfg(not(unix))]
+pub fn detach(_model_key: &str) {}
+
+/// Elsewhere standard output stays open.
+#[cfg(not(unix))]
+pub fn end_stdout() {}

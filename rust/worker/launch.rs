@@ -4,7 +4,6 @@
 //! by the arguments alone. Nothing is started here, and nothing is changed about the process; that is [`super::daemon`]'s part.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 
 use crate::error::{Code, Error, Result};
 
@@ -106,10 +105,11 @@ pub fn setting(name: &str, given: &str) -> Result<Option<String>> {
 /// The name of an MLX option, and the value where it is part of the argument.
 fn option(argument: &OsStr) -> Option<(&'static str, Option<&OsStr>)> {
     MLX_OPTIONS.iter().find_map(|name| {
-        let rest = argument.as_bytes().strip_prefix(name.as_bytes())?;
-        match rest {
+        let value = argument.as_encoded_bytes().strip_prefix(name.as_bytes())?;
+        match value {
             [] => Some((*name, None)),
-            [b'=', value @ ..] => Some((*name, Some(OsStr::from_bytes(value)))),
+            // A part of an argument is one where it is text.
+            [b'=', ..] => argument.to_str().map(|text| (*name, Some(OsStr::new(&text[name.len() + 1..])))),
             _ => None,
         }
     })
