@@ -12,12 +12,14 @@ use std::time::Duration;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Command, Config, Engine, EngineName, Serve, Worker};
+use crate::config::{self, Command, Config, Engine, EngineName, Serve, Worker};
 use crate::engine::host::launcher;
 use crate::engine::{Launch, Launcher, Launches};
 use crate::error::{Code, Error, Result};
 use crate::models::Models;
+use crate::models::catalog::{self, Asked, Source};
 use crate::models::fetch::Shelf;
+use crate::models::table::Form;
 use crate::shutdown::Stop;
 use crate::{chat, listen, shelf, worker};
 
@@ -128,27 +130,44 @@ async fn command(config: &Config, launcher: &Launcher) -> Result<u8> {
         }
         Command::Worker(worker) => {
             on_signals()?;
-            let models = models(config, std::slice::from_ref(&worker.model), &worker.engine, launcher);
+            let models = worker_model(config, worker, launcher);
             tiny(worker, models, stop).await
         }
         Command::Chat(ask) => chat::run(ask).await,
         Command::Models(what) => {
             on_signals()?;
-            shelf::run(what, Shelf::new(config.home()?, config.python.clone()), stop).await
+            shelf::run(what, models_shelf(config)?, stop).await
         }
     }
 }
 
 fn models(config: &Config, names: &[String], engine: &Engine, launcher: &Launcher) -> Result<Models> {
-    let name = match engine.name {
+    Models::new(names, models_shelf(config)?, launcher.clone(), engine_name(engine), engine.settings())
+}
+
+fn worker_model(config: &Config, worker: &Worker, launcher: &Launcher) -> Result<Models> {
+    let engine = engine_name(&worker.engine);
+    let asked = Asked { model: worker.model.as_deref(), repo: worker.repo.as_deref(), dir: worker.dir.as_deref(), key: &worker.model_key };
+    // An engine without a model has no use for one: nothing is looked for.
+    let served = match engine {
+        "mock" | "echo" => (worker.model.clone().unwrap_or_else(|| worker.model_key.clone()), Source::Builtin),
+        _ => catalog::of_worker(asked, Form::of(engine))?,
+    };
+    Models::of(vec![served], models_shelf(config)?, launcher.clone(), engine, worker.engine.settings())
+}
+
+fn engine_name(engine: &Engine) -> &'static str {
+    match engine.name {
         // ONNX Runtime is the one engine with a model so far; a better one for a machine would be chosen here.
         EngineName::Auto | EngineName::Onnx => "onnx",
         EngineName::Mlx => "mlx",
         EngineName::Echo => "echo",
         EngineName::Mock => "mock",
-    };
-    let shelf = Shelf::new(config.home()?, config.python.clone());
-    Models::new(names, shelf, launcher.clone(), name, engine.settings())
+    }
+}
+
+fn models_shelf(config: &Config) -> Result<Shelf> {
+    Ok(Shelf::new(config.home()?, config.python.clone()).with_dtype(config::dtype()?))
 }
 
 async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {

