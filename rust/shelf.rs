@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::config::Models;
 use crate::error::{Code, Error, Result};
-use crate::models::catalog::{self, KNOWN, Source};
+use crate::models::catalog::{self, Source};
 use crate::models::fetch::Shelf;
 use crate::models::progress::{Progress, Stage};
 use crate::models::table::{self, Form, TABLE};

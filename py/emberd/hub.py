@@ -31,6 +31,8 @@ RETRIES = 4
 """How often a request that failed in passing is made again while nothing comes; `EMBERD_HUB_RETRIES`."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before it is made again: doubled each time, or what the hub asks for; a longer wait is the user's to decide."""
+HASTE = 3.0
+"""Seconds that a hub has for its list where the answer could be done without."""
 SLACK = 16 << 20
 """Bytes that stay free on the disk."""
 PARTIAL = ".emberd.incomplete"
@@ -99,19 +101,22 @@ class Fetch:
         self.known = get_token() is not None
         self.headers = {**build_hf_headers(library_name="emberd"), "Accept-Encoding": "identity"}
         self._http = httpx2
-        times = dict.fromkeys(("connect", "read", "write", "pool"), self.limit)
 
         def bounded(request: httpx2.Request) -> None:
-            request.extensions["timeout"] = times
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), self.limit)
 
         set_client_factory(lambda: httpx2.Client(event_hooks={"request": [bounded]}, follow_redirects=True))
         self._api = HfApi(library_name="emberd")
 
-    def run(self, form: str, graphs: list[str]) -> None:
-        """Fetches what is missing and says so."""
+    def run(self, form: str, graphs: list[str], whole: bool) -> None:
+        """Fetches what is missing and says so. Where the cache is known to have a `whole` model, a hub that is slow is no reason to wait."""
         from huggingface_hub.utils import WeakFileLock
 
+        patience = self.limit, self.retries
+        if whole:
+            self.limit, self.retries = min(self.limit, HASTE), 0
         commit, items = self.plan(form, graphs)
+        self.limit, self.retries = patience
         folder = self.store / "snapshots" / commit
         lock = self.cache / ".locks" / self.store.name / "emberd.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -438,18 +443,22 @@ def main() -> NoReturn:
     parser.add_argument(
         "--graph", action="append", default=[], help="the graph's path; the first that is there is taken"
     )
+    parser.add_argument(
+        "--whole", action="store_true", help="the cache has a whole model: do not wait long for the hub"
+    )
     given = parser.parse_args()
     _leave_with_parent()
     # The library takes a variable that is set to nothing at its word.
     for name in [name for name, value in os.environ.items() if name.startswith(("HF_", "HUGGINGFACE_")) and not value]:
         del os.environ[name]
-    # Omp's own name for the token, and what this process has no use for: progress bars and a second way of transfer.
+    # Omp's own name for the token, and what this process has no use for: progress bars, a second way of transfer, and requests about who asks.
     if "HF_ACCESS_TOKEN" in os.environ:
         os.environ.setdefault("HF_TOKEN", os.environ["HF_ACCESS_TOKEN"])
-    os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_XET="1")
+    os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
     code = 1
     try:
-        Fetch(given.repo).run(given.form, given.graph or ["onnx/model_q4.onnx", "model_q4.onnx", "model.onnx"])
+        graphs = given.graph or ["onnx/model_q4.onnx", "model_q4.onnx", "model.onnx"]
+        Fetch(given.repo).run(given.form, graphs, given.whole)
         code = 0
     except Trouble as trouble:
         traceback.print_exc()

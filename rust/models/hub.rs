@@ -207,32 +207,30 @@ impl Fetcher<'_> {
         if let Some(folder) = self.here(repo) {
             return Ok(folder);
         }
+        let snapshot = self.snapshot(repo);
         if places::offline(self.env) {
-            return self.snapshot(repo).map_err(|reason| {
+            return snapshot.map_err(|reason| {
                 Error::new(Code::DownloadFailed, format!("{} is not on this machine, and HF_HUB_OFFLINE is set: {reason}", repo.name))
                     .hint("unset HF_HUB_OFFLINE, or fetch the model where there is a network")
             });
         }
-        match self.download(repo, sink) {
-            Ok(record) => {
+        match (self.download(repo, snapshot.is_ok(), sink), snapshot) {
+            (Ok(record), _) => {
                 self.records.write(repo, self.dtype, &record);
                 Ok(record.folder)
             }
-            Err(error) if error.code == Code::ShuttingDown => Err(error),
-            Err(error) => match self.snapshot(repo) {
-                Ok(folder) => {
-                    tracing::warn!(repo = repo.name, %error, "the hub could not be asked; what is in the cache is whole, and is used");
-                    Ok(folder)
-                }
-                Err(_) => Err(error),
-            },
+            (Err(error), Ok(folder)) if error.code != Code::ShuttingDown => {
+                tracing::warn!(repo = repo.name, %error, "the hub could not be asked; what is in its cache is whole, and is used");
+                Ok(folder)
+            }
+            (Err(error), _) => Err(error),
         }
     }
 
-    /// Runs the process that fetches.
-    fn download(&self, repo: &Repo, sink: Sink<'_>) -> Result<Record> {
+    /// Runs the process that fetches; where a `whole` model is in the cache, it is not to wait long for the hub.
+    fn download(&self, repo: &Repo, whole: bool, sink: Sink<'_>) -> Result<Record> {
         let python = self.python.unwrap_or(Path::new(if cfg!(windows) { "python" } else { "python3" }));
-        let mut child = start(python, repo, self.dtype)?;
+        let mut child = start(python, repo, self.dtype, whole)?;
         let (sender, lines) = sync_channel(16);
         let output = child.process.stdout.take();
         let reading = std::thread::spawn(move || {
@@ -344,7 +342,7 @@ struct Fetching {
     log: Option<JoinHandle<String>>,
 }
 
-fn start(python: &Path, repo: &Repo, dtype: Dtype) -> Result<Fetching> {
+fn start(python: &Path, repo: &Repo, dtype: Dtype, whole: bool) -> Result<Fetching> {
     let mut command = Command::new(python);
     // -P: a worker starts in folders of any origin, and must not import what lies in one.
     command.args(["-P", "-m", "emberd.hub", &repo.name, "--form", repo.form.name()]);
@@ -352,6 +350,9 @@ fn start(python: &Path, repo: &Repo, dtype: Dtype) -> Result<Fetching> {
         for graph in dtype.graphs() {
             command.args(["--graph", &graph]);
         }
+    }
+    if whole {
+        command.arg("--whole");
     }
     // Standard input is how the process learns that this one has gone, however it went.
     command.env("PYTHONUTF8", "1").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

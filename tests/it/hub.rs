@@ -173,7 +173,7 @@ fn a_user_who_is_offline_gets_what_is_whole_and_nothing_is_run() {
     rig.env.retain(|(name, _)| *name != "HF_HUB_OFFLINE");
     mlx(&snapshot);
     assert_eq!(rig.ensure(&repo(Form::Mlx), &|_| {}).unwrap(), snapshot);
-    assert_eq!(rig.calls().len(), 1);
+    assert_eq!(rig.calls(), ["-P -m emberd.hub org/name --form mlx --whole"]);
 }
 
 #[test]

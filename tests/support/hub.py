@@ -18,10 +18,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from support.process import DEADLINE
+from support.process import DEADLINE, run
+from support.worker import Worker, worker
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 REPO = "LiquidAI/LFM2.5-230M-ONNX"
@@ -329,3 +332,46 @@ NEEDED = {
 }
 """What a load takes of `small_model`."""
 WEIGHTS = "onnx/model_q4.onnx_data"
+
+
+def hold(hub: Hub) -> None:
+    hub.faults[WEIGHTS] = Fault(hold=1_000_000)
+
+
+def asks(path: Path, home: Path, hub: Hub, **env: str) -> AbstractContextManager[Worker]:
+    """A worker for the key of the repository, with the engine for real."""
+    return worker(path, key=KEY, engine="auto", home=home, **hub.env(home, **env))
+
+
+def pulls(hub: Hub, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return run("models", "pull", REPO, home=home, **hub.env(home, **env))
+
+
+def pulled(hub: Hub, home: Path, **env: str) -> None:
+    """Pulls, which must succeed, and checks every file that it left."""
+    done = pulls(hub, home, **env)
+    assert (done.returncode, done.stdout) == (0, f"{REPO} is ready in {hub.snapshot(home)}\n"), done.stderr
+    whole(hub, home)
+
+
+def whole(hub: Hub, home: Path) -> None:
+    """Checks that the snapshot has what is needed, byte for byte, and that nothing is left beside it."""
+    folder = hub.snapshot(home)
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
+    assert found.keys() == NEEDED
+    assert all(content == hub.files[name].content for name, content in found.items())
+    assert sorted(path.name for path in (hub.store(home) / "blobs").iterdir()) == sorted(
+        hub.files[name].tag for name in NEEDED
+    )
+
+
+def refused(process: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """Checks that a pull failed, with one line that says these things, and another with what to do."""
+    assert (process.returncode, process.stdout) == (1, ""), process
+    error = process.stderr[process.stderr.rfind("error: ") :]
+    said, hint = error.split("\nhint: ")
+    assert "\n" not in said
+    assert hint.strip()
+    for part in parts:
+        assert part in error, process.stderr
+    assert "Traceback" not in process.stderr
