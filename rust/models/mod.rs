@@ -18,6 +18,7 @@ pub mod output;
 pub mod pip;
 pub mod places;
 pub mod progress;
+pub mod records;
 pub mod table;
 pub mod tokenizer;
 pub mod whole;

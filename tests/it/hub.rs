@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use emberd::error::{Code, Error};
-use emberd::models::hub::{Fetcher, Records, Repo};
+use emberd::models::hub::{Fetcher, Repo};
 use emberd::models::progress::Progress;
+use emberd::models::records::Records;
 use emberd::models::table::{Dtype, Form};
 
 use crate::http_support::PATIENCE;
