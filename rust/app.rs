@@ -147,10 +147,12 @@ fn models(config: &Config, names: &[String], engine: &Engine, launcher: &Launche
 
 fn worker_model(config: &Config, worker: &Worker, launcher: &Launcher) -> Result<Models> {
     let engine = engine_name(&worker.engine);
-    let asked = Asked { model: worker.model.as_deref(), repo: worker.repo.as_deref(), dir: worker.dir.as_deref(), key: &worker.model_key };
+    // A variable that is set to nothing says nothing.
+    let model = worker.model.as_deref().filter(|model| !model.is_empty());
+    let asked = Asked { model, repo: worker.repo.as_deref(), dir: worker.dir.as_deref(), key: &worker.model_key };
     // An engine without a model has no use for one: nothing is looked for.
     let served = match engine {
-        "mock" | "echo" => (worker.model.clone().unwrap_or_else(|| worker.model_key.clone()), Source::Builtin),
+        "mock" | "echo" => (model.unwrap_or(&worker.model_key).to_owned(), Source::Builtin),
         _ => catalog::of_worker(asked, Form::of(engine))?,
     };
     Models::of(vec![served], models_shelf(config)?, launcher.clone(), engine, worker.engine.settings())

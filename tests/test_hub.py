@@ -6,7 +6,10 @@ a small repository that no engine opens.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from emberd.hub import wanted
 from support.hub import (
+    COMMIT,
     KEY,
     NEEDED,
     REPO,
@@ -30,7 +35,7 @@ from support.hub import (
     small_model,
     whole,
 )
-from support.process import DEADLINE, emberd, eventually, run
+from support.process import DEADLINE, emberd, environment, eventually, run
 from support.worker import TAG, Client, chat, worker
 
 if TYPE_CHECKING:
@@ -228,25 +233,61 @@ def test_what_is_here_is_used_without_a_request(hub: Hub, home: Path) -> None:
     assert (done.returncode, done.stderr, hub.asked) == (0, "", [])
 
 
-@pytest.mark.parametrize("offline", ["0", "1"])
-def test_a_snapshot_of_another_programs_is_used_where_no_hub_can_be_asked(
-    offline: str, real: dict[str, bytes], home: Path, tmp_path: Path
-) -> None:
-    with loopback_hub(real) as hub:
-        assert pulls(hub, tmp_path / "theirs").returncode == 0
-    (tmp_path / "theirs" / "hf").rename(home.parent / "hf")
-    done = run(
-        *PULL, home=home, **hub.env(home, HF_HOME=str(home.parent / "hf"), HF_HUB_CACHE="", HF_HUB_OFFLINE=offline)
+def library(script: str, home: Path, hub: Hub) -> str:
+    """What the library itself says to a script, with its cache where this home has it."""
+    env = environment(home, **hub.env(home, HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1"))
+    done = subprocess.run(
+        [sys.executable, "-c", f"import huggingface_hub as hf\nREPO = {REPO!r}\n{script}"],
+        env=env,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=DEADLINE,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    weights = next((home.parent / "hf").rglob("model_q4.onnx_data"))
-    weights.resolve().write_bytes(weights.read_bytes()[:-1])
-    refused(
-        run(
-            *PULL, home=home, **hub.env(home, HF_HOME=str(home.parent / "hf"), HF_HUB_CACHE="", HF_HUB_OFFLINE=offline)
-        ),
-        "has 110454655 bytes and needs 110454656" if offline == "1" else "the hub at http://127.0.0.1",
+    return done.stdout.strip()
+
+
+def test_what_was_fetched_is_the_librarys_too(hub: Hub, home: Path) -> None:
+    pulled(hub, home)
+    found = library(f"print(hf.hf_hub_download(REPO, {WEIGHTS!r}, local_files_only=True))", home, hub)
+    assert found == str(hub.snapshot(home) / WEIGHTS)
+    script = "cache = hf.scan_cache_dir()\n[repo] = cache.repos\n[one] = repo.revisions\n"
+    said = library(
+        script + "print(len(cache.warnings), repo.repo_id, one.refs, one.commit_hash, len(one.files))", home, hub
     )
+    assert said == f"0 {REPO} frozenset({{'main'}}) {COMMIT} {len(NEEDED)}"
+    # A blob that the library finds is not fetched anew.
+    hub.asked.clear()
+    library(f"hf.hf_hub_download(REPO, {WEIGHTS!r})", home, hub)
+    assert {each.method for each in hub.asked} == {"HEAD"}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_what_the_library_fetched_is_used_where_no_hub_can_be_asked(
+    offline: str, real: dict[str, bytes], home: Path
+) -> None:
+    with loopback_hub(real) as hub:
+        library("hf.snapshot_download(REPO)", home, hub)
+    done = pulls(hub, home, HF_HUB_OFFLINE=offline)
+    assert (done.returncode, done.stdout) == (0, f"{REPO} is ready in {hub.snapshot(home)}\n"), done.stderr
+    assert ("the hub could not be asked" in done.stderr) == (offline == "0")
+    with (hub.snapshot(home) / WEIGHTS).resolve().open("r+b") as file:
+        file.truncate(len(real[WEIGHTS]) - 1)
+    said = f"has {len(real[WEIGHTS]) - 1} bytes and needs {len(real[WEIGHTS])}"
+    refused(
+        pulls(hub, home, HF_HUB_OFFLINE=offline),
+        said if offline == "1" else f"the hub at {hub.address} cannot be reached",
+    )
+
+
+@pytest.mark.model
+def test_what_the_library_fetched_costs_a_question_and_no_download(hub: Hub, home: Path) -> None:
+    library("hf.snapshot_download(REPO)", home, hub)
+    hub.asked.clear()
+    assert pulls(hub, home).returncode == 0
+    assert [(each.method, each.file) for each in hub.asked] == [("GET", "")]
 
 
 def test_a_user_who_is_offline_is_told_so_and_no_hub_is_asked(hub: Hub, home: Path) -> None:
@@ -272,6 +313,57 @@ def test_a_record_that_is_lost_costs_a_question_and_no_download(hub: Hub, home: 
     hub.asked.clear()
     pulled(hub, home)
     assert [(each.method, each.file) for each in hub.asked] == [("GET", "")]
+
+
+# Which files, and in which process.
+
+
+def test_a_mirror_that_lists_no_sizes_is_asked_for_them(hub: Hub, home: Path) -> None:
+    hub.sizes = False
+    pulled(hub, home)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("onnx", ["config.json", "tokenizer.model", "vocab.txt", "model.onnx", "model.onnx.data", "model.onnx_data_1"]),
+        (
+            "mlx",
+            ["config.json", "tokenizer.model", "vocab.txt", "a.safetensors", "a.safetensors.index.json", "b.tiktoken"],
+        ),
+    ],
+)
+def test_a_form_takes_its_files_and_no_others(form: str, expected: list[str]) -> None:
+    others = [
+        "README.md",
+        "config.json.bak/x",
+        "onnx/model_fp16.onnx",
+        "model.onnx_data/../../x",
+        "tokenizer/../../x",
+        "sub/a.safetensors",
+        "pytorch_model.bin",
+    ]
+    both = ["config.json", "tokenizer.model", "vocab.txt", "model.onnx", "model.onnx.data", "model.onnx_data_1"]
+    names = [*others, *both, "a.safetensors", "a.safetensors.index.json", "b.tiktoken"]
+    assert wanted(names, form, ["onnx/model_q4.onnx", "model.onnx"])[0] == expected
+
+
+def test_no_worker_imports_the_library(hub: Hub, place: Path, home: Path, tmp_path: Path) -> None:
+    note = (
+        "import os, sys\n"
+        "class Note:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('huggingface_hub', 'httpx2'):\n"
+        f"            print(name, os.getpid(), file=open({str(tmp_path / 'notes')!r}, 'a'))\n"
+        "sys.meta_path.insert(0, Note())\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(note)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    with asks(place, home, hub, PYTHONPATH=path) as one, one.connect() as client:
+        assert "cannot be loaded" in client.ask({"type": "load", "id": 1})["error"]
+        notes = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
+        assert {name for name, _ in notes} == {"huggingface_hub", "httpx2"}
+        assert str(one.process.pid) not in {pid for _, pid in notes}
 
 
 # Names.

@@ -227,6 +227,17 @@ def test_a_python_without_the_library_is_said(hub: Hub, home: Path, tmp_path: Pa
     refused(pulls(hub, home, EMBERD_PYTHON=str(tmp_path / "no")), f"could not run {tmp_path / 'no'}", "EMBERD_PYTHON")
 
 
+def test_a_cache_that_cannot_be_is_said(hub: Hub, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    cache = str(tmp_path / "file" / "hub")
+    refused(pulls(hub, home, HF_HUB_CACHE=cache), f"{REPO} could not be kept: ", f"check {cache}, or set HF_HOME")
+
+
+@pytest.mark.parametrize("name", ["EMBERD_HUB_TIMEOUT", "EMBERD_HUB_RETRIES"])
+def test_a_setting_that_is_no_number_is_said(name: str, hub: Hub, home: Path) -> None:
+    refused(pulls(hub, home, **{name: "soon"}), f"{name} is 'soon'", "give a number")
+
+
 def test_the_worker_says_why_on_one_line_and_tries_again(hub: Hub, place: Path, home: Path) -> None:
     hub.faults[""] = Fault(status=404)
     with asks(place, home, hub) as one, one.connect() as client:

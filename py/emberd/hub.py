@@ -359,28 +359,22 @@ def main() -> NoReturn:
     if "HF_ACCESS_TOKEN" in os.environ:
         os.environ.setdefault("HF_TOKEN", os.environ["HF_ACCESS_TOKEN"])
     os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
-    code = 1
+    code, where = 1, None
     try:
-        graphs = given.graph or ["onnx/model_q4.onnx", "model_q4.onnx", "model.onnx"]
-        Fetch(given.repo).run(given.form, graphs, given.whole)
+        fetch = Fetch(given.repo)
+        where = fetch.where
+        fetch.run(given.form, given.graph or ["onnx/model_q4.onnx", "model_q4.onnx", "model.onnx"], given.whole)
         code = 0
-    except Trouble as trouble:
-        traceback.print_exc()
-        say("error", message=trouble.message, hint=trouble.hint)
     except ImportError as error:
         traceback.print_exc()
-        say(
-            "error",
-            message=f"models of a hub need {error.name}, which cannot be imported",
-            hint="pip install huggingface_hub",
-        )
+        what = f"models of a hub need {error.name}, which cannot be imported"
+        say("error", message=what, hint="pip install huggingface_hub")
     except Exception as error:
         traceback.print_exc()
-        say(
-            "error",
-            message=f"{given.repo} could not be fetched: {type(error).__name__}: {text(error)}",
-            hint="the log has the detail",
-        )
+        trouble = error if isinstance(error, Trouble) or where is None else explain(error, where, None)
+        if not isinstance(trouble, Trouble):
+            trouble = Trouble(f"{given.repo} could not be fetched: {text(trouble)}", "the log has the detail")
+        say("error", message=trouble.message, hint=trouble.hint)
     sys.stderr.flush()
     os._exit(code)
 

@@ -101,6 +101,8 @@ class Hub:
         self.repo = repo
         self.files = {name: File(content) for name, content in files.items()}
         self.faults: dict[str, Fault] = {}
+        self.sizes = True
+        """Whether the list of all files says their sizes; a mirror may know them only in the listing by folders."""
         self.asked: list[Asked] = []
         self.held = threading.Event()
         """Set when an answer has come to where it is held."""
@@ -212,7 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
             ]
             return json.dumps(rows).encode()
         siblings = [
-            {"rfilename": name, "size": len(file.content), "blobId": file.oid}
+            {"rfilename": name, "blobId": file.oid}
+            | ({"size": len(file.content)} if self.hub.sizes else {})
             | ({"lfs": {"sha256": file.sha256, "size": len(file.content), "pointerSize": 134}} if file.large else {})
             for name, file in files
         ]
