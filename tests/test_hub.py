@@ -25,6 +25,7 @@ from support.hub import (
     REPO,
     TOKEN,
     WEIGHTS,
+    Fault,
     Hub,
     asks,
     hold,
@@ -283,6 +284,16 @@ def test_what_the_library_fetched_is_used_where_no_hub_can_be_asked(
 
 
 @pytest.mark.model
+def test_a_hub_that_says_nothing_is_not_waited_for_where_it_is_not_needed(real: dict[str, bytes], home: Path) -> None:
+    with loopback_hub(real) as hub:
+        library("hf.snapshot_download(REPO)", home, hub)
+        hub.faults[""] = Fault(hold=0)
+        # The time-out is as long as this test has patience.
+        done = pulls(hub, home)
+        assert (done.returncode, done.stdout) == (0, f"{REPO} is ready in {hub.snapshot(home)}\n"), done.stderr
+        assert "the hub could not be asked" in done.stderr
+
+
 def test_what_the_library_fetched_costs_a_question_and_no_download(hub: Hub, home: Path) -> None:
     library("hf.snapshot_download(REPO)", home, hub)
     hub.asked.clear()

@@ -15,6 +15,7 @@ from support.hub import (
     REPO,
     WEIGHTS,
     Fault,
+    File,
     Hub,
     asks,
     hold,
@@ -97,6 +98,25 @@ def test_a_pull_that_was_ended_leaves_no_process_behind_and_is_gone_on_with(numb
         assert hub.left.wait(DEADLINE), "the process that fetches has gone as well"
     assert not (hub.snapshot(home) / WEIGHTS).exists()
     goes_on(hub, home)
+
+
+def test_a_worker_that_is_ended_in_a_download_ends_the_download(hub: Hub, place: Path, home: Path) -> None:
+    hold(hub)
+    with asks(place, home, hub) as one, one.connect() as client:
+        client.send({"type": "load", "id": 1})
+        assert hub.held.wait(DEADLINE)
+        one.process.signal(signal.SIGTERM)
+        assert one.process.wait() == 143
+        assert hub.left.wait(DEADLINE)
+    assert not place.exists()
+
+
+def test_what_was_left_of_other_files_goes_with_the_next_fetch(hub: Hub, home: Path) -> None:
+    hub.faults[WEIGHTS] = Fault(cut=1_000_000)
+    assert pulls(hub, home).returncode == 1
+    hub.faults.clear()
+    hub.files[WEIGHTS] = File(hub.files[WEIGHTS].content[::-1])
+    pulled(hub, home)
 
 
 def test_a_hub_without_ranges_starts_over(hub: Hub, home: Path) -> None:

@@ -125,6 +125,8 @@ class Fetch:
                 self.fetch(item, commit, folder)
                 say("done", name=item.name)
             _write(self.store / "refs" / "main", commit)
+            for stale in self.store.rglob(f"*{PARTIAL}"):  # Of files that have changed since, or of a killed process.
+                stale.unlink(missing_ok=True)
         say("ready")
 
     def plan(self, form: str, graphs: list[str]) -> tuple[str, list[Item]]:
