@@ -169,7 +169,7 @@ fn engine_name(engine: &Engine) -> &'static str {
 }
 
 fn models_shelf(config: &Config) -> Result<Shelf> {
-    Ok(Shelf::new(config.home()?, config.python.clone()).with_dtype(config::dtype()?))
+    Ok(Shelf::new(config.home()?, config.python.clone()).with_dtype(config::dtype()))
 }
 
 async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {

@@ -222,12 +222,14 @@ pub enum Models {
     },
 }
 
-/// How the weights of ONNX repositories are stored: `PI_TINY_DTYPE`, which omp sets for its workers.
-///
-/// # Errors
-/// `invalid_value` for a name that means nothing.
-pub fn dtype() -> Result<Dtype> {
-    Dtype::named(&std::env::var("PI_TINY_DTYPE").unwrap_or_default())
+/// How the weights of ONNX repositories are stored: `PI_TINY_DTYPE`, which omp sets for its workers. What means nothing is said in the log and is the
+/// default: the variable is another program's, and whoever set it may not have meant this one.
+#[must_use]
+pub fn dtype() -> Dtype {
+    Dtype::named(&std::env::var("PI_TINY_DTYPE").unwrap_or_default()).unwrap_or_else(|error| {
+        tracing::warn!(%error, "weights of four bits are taken");
+        Dtype::default()
+    })
 }
 
 impl Config {

@@ -428,6 +428,13 @@ def test_a_key_that_is_not_in_the_table_is_the_default_model_and_said(place: Pat
         assert "serving the default model" in one.process.logged("not in the table")
 
 
+def test_a_weight_format_that_is_none_is_said_and_is_the_default(hub: Hub, home: Path) -> None:
+    done = pulls(hub, home, PI_TINY_DTYPE="q5")
+    assert done.returncode == 0
+    assert "Unsupported PI_TINY_DTYPE=q5" in done.stderr
+    whole(hub, home)
+
+
 def test_a_repository_that_is_none_is_an_error_of_the_start(place: Path, home: Path) -> None:
     done = run("worker", "--socket", place, "--model-key", "x", "--tag", "t", "--repo", "../x", home=home)
     assert (done.returncode, place.exists()) == (1, False)

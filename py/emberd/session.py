@@ -59,7 +59,7 @@ class Model:
 
 
 def find_graph(folder: Path, dtype: str | None = None) -> Path:
-    """The graph of a model folder: that of the dtype (`PI_TINY_DTYPE`, as omp sets it for its workers; 4 bits by default), else `model.onnx`.
+    """The graph of a model folder: that of the dtype (`PI_TINY_DTYPE`, as omp sets it for its workers), else what is there.
 
     Names and places are those of repositories for transformers.js, which may hold one graph for each dtype. Raises `EngineError` where there is none.
     """
@@ -67,7 +67,7 @@ def find_graph(folder: Path, dtype: str | None = None) -> Path:
     if name in ("", "default", "auto"):
         name = "q4"
     suffix = {"fp32": "", "q8": "_quantized"}.get(name, f"_{name}")
-    for place in (f"onnx/model{suffix}.onnx", f"model{suffix}.onnx", "model.onnx"):
+    for place in (f"onnx/model{suffix}.onnx", f"model{suffix}.onnx", "model.onnx", "onnx/model_q4.onnx"):
         if (folder / place).is_file():
             return folder / place
     raise EngineError(f"{folder} holds no model.onnx, and no onnx/model{suffix}.onnx", _IMPORT)
