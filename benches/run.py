@@ -15,8 +15,12 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import items as doors
 from harness import BenchError, Tools, build_load, find_emberd, machine
-from items import ITEMS, Options, Row
+from items import Options, Row
+from worker_items import titles
+
+ITEMS = {**doors.ITEMS, "f": titles}
 
 HEAD = ("", "emberd", "peer", "ratio", "target", "")
 

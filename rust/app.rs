@@ -21,7 +21,7 @@ use crate::models::catalog::{self, Asked, Source};
 use crate::models::fetch::Shelf;
 use crate::models::table::Form;
 use crate::shutdown::Stop;
-use crate::{chat, listen, shelf, worker};
+use crate::{chat, linger, listen, shelf, worker};
 
 /// Work on other threads (downloads, tokenising) that a stopping process waits for.
 const LAST_WORK: Duration = Duration::from_secs(2);
@@ -114,6 +114,7 @@ fn run(config: &Config, launcher: &Launcher) -> Result<u8> {
         .enable_all()
         .build()
         .map_err(|error| Error::new(Code::ServerError, format!("could not start the runtime: {error}")))?;
+    runtime.spawn(linger::run());
     let code = runtime.block_on(command(config, launcher));
     runtime.shutdown_timeout(LAST_WORK);
     code
@@ -187,7 +188,8 @@ async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8
         model_key: options.model_key.clone(),
         tag: options.tag.clone(),
         max_line: options.max_line,
-        max_in_flight: options.engine.queue.max(1),
+        max_in_flight: options.max_in_flight,
+        max_waiting: options.engine.queue.max(1),
     };
     let reason = worker::serve(listener, model, door, options.idle(), stop).await;
     tracing::info!(?reason, "the worker ends");

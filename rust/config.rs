@@ -105,6 +105,9 @@ pub struct Worker {
     /// The longest line a client may send, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
     pub max_line: usize,
+    /// Requests that one connection may have in flight; the next is refused
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub max_in_flight: usize,
     /// How the engine runs.
     #[command(flatten)]
     pub engine: Engine,
@@ -116,6 +119,14 @@ impl Worker {
     #[must_use]
     pub fn idle(&self) -> Duration {
         idle(self.idle_ms, std::env::var("OMP_TINY_WORKER_IDLE_MS").ok().as_deref())
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -146,7 +157,7 @@ pub struct Engine {
     #[arg(long, value_name = "BOOL")]
     pub spin: Option<bool>,
     /// Requests that may wait for a place in the engine; the next is refused
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
 }
 

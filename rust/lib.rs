@@ -6,8 +6,10 @@
 
 pub mod app;
 pub mod config;
+mod election;
 pub mod error;
 mod json;
+mod linger;
 pub mod listen;
 pub mod shutdown;
 

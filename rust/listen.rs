@@ -1,21 +1,22 @@
 //! Where a process listens: TCP addresses and Unix sockets.
 //!
-//! A Unix socket has one owner. A lock beside it keeps two starts apart; within it, whatever is at the path is asked whether it answers. Only what
-//! does not answer is replaced, and only one's own socket is ever removed.
+//! A Unix socket has one owner. A lock beside it ([`crate::election`]) keeps two starts apart; within it, whatever is at the path is asked whether it
+//! answers. Only what does not answer is replaced, and only one's own socket is ever removed.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::config::Serve;
+use crate::election;
 use crate::error::{Code, Error, Result};
 
 /// What `emberd serve` listens on.
@@ -58,10 +59,6 @@ pub enum Files {
     /// It is somebody's, and the start is refused.
     Kept,
 }
-
-/// How long another start may hold the lock: a start takes milliseconds.
-const LOCK_WAIT: Duration = Duration::from_secs(5);
-const LOCK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The longest path a socket address holds, without its final zero byte.
 const MAX_PATH: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
@@ -117,7 +114,7 @@ pub fn claim(path: &Path, taken: &str, files: Files) -> Result<(UnixListener, Se
         )
         .hint("give a shorter path"));
     }
-    let _lock = lock(path)?;
+    let _lock = election::lock(path)?;
     clear(path, taken, files)?;
     let io = |doing: &str, error: &std::io::Error| Error::io(Code::ServerError, doing, path, error);
     let listener = bind(path).map_err(|error| io("bind", &error))?;
@@ -134,31 +131,6 @@ fn bind(path: &Path) -> std::io::Result<StdListener> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, 1024)?;
     Ok(StdListener::from(socket))
-}
-
-/// Held while binding. The file stays behind: removing it would let two starts hold two locks.
-fn lock(path: &Path) -> Result<File> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".bind.lock");
-    let name = PathBuf::from(name);
-    let io = |error: &std::io::Error| {
-        Error::io(Code::ServerError, "lock", &name, error).hint("the folder of the socket must exist and be writable")
-    };
-    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&name).map_err(|error| io(&error))?;
-    let start = Instant::now();
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_AGAIN),
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::new(
-                    Code::ServerError,
-                    format!("another start has held {} for {} s", name.display(), LOCK_WAIT.as_secs()),
-                ));
-            }
-            Err(TryLockError::Error(error)) => return Err(io(&error)),
-        }
-    }
 }
 
 /// Connects for a moment, without waiting for a place in the listener's queue.

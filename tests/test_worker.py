@@ -278,7 +278,7 @@ def test_a_client_that_hangs_up_frees_its_place(slow: dict[str, str], place: Pat
 
 
 def test_as_many_requests_as_a_connection_may_have_and_no_more(place: Path, home: Path) -> None:
-    with worker(place, "--queue", "2", engine="echo", home=home) as one, one.connect() as client:
+    with worker(place, "--max-in-flight", "2", engine="echo", home=home) as one, one.connect() as client:
         client.send(*(chat(at, tokens=4000) for at in range(4)))
         client.finish()
         replies = [reply for reply in client.rest() if reply["type"] != "progress"]

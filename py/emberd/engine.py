@@ -68,7 +68,7 @@ def is_admit(order: Order) -> TypeGuard[Admit]:
 class Request:
     """One request inside an engine: what was asked, and how far its answer has come."""
 
-    __slots__ = ("done", "id", "made", "max_tokens", "prompt", "sampling")
+    __slots__ = ("done", "id", "made", "max_tokens", "prompt", "row", "sampling")
 
     def __init__(self, order: Admit) -> None:
         self.id: int = order.id
@@ -79,6 +79,13 @@ class Request:
         """Prompt tokens that have been through the model."""
         self.made = 0
         """Tokens of the answer."""
+        self.row: int | None = None
+        """Where the engine keeps it while its prompt is read."""
+
+    @property
+    def unread(self) -> int:
+        """Prompt tokens that have yet to go through the model."""
+        return len(self.prompt) - self.done
 
     def finish(self, token: int, eos_ids: frozenset[int]) -> str | None:
         """Counts one new token and says whether the answer ends with it, and how."""

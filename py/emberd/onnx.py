@@ -1,13 +1,13 @@
 """The engine over onnxruntime: continuous batching of greedy and sampled requests on a CPU.
 
 Decides what each step runs: a chunk of somebody's prompt, or one token for every running answer; the two take turns,
-so that a long prompt holds nobody up for longer than a chunk. How a pass is run is in `rows`, what a folder holds in
+so that a long prompt holds no answer up for longer than a chunk. Of the prompts, the shortest and the oldest take
+turns, so that long ones hold no short one up and are not held up for ever. How a pass is run is in `rows`, what a folder holds in
 `session`, how a token is drawn in `sampling`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 128
 """Prompt tokens in one step while answers are running or waiting to be cancelled."""
 
+BURST_CHUNKS = 8
+"""Chunks of prompts that are read before answers that have all just begun go on: what came together starts together."""
+
 
 class OnnxEngine:
-    """Requests wait in arrival order, are read one at a time, and then decode together.
+    """Prompts are read chunk by chunk, and then their answers decode together.
 
     The running answers are in the rows `0..len(running)`, without a gap, because a pass reads rows that lie side by
-    side. The prompt that is being read sits in a row above them.
+    side. A prompt that is being read sits in some row above them.
     """
 
     def __init__(self, model: Model, fail: Fail, prefill_chunk: int = PREFILL_CHUNK) -> None:
@@ -43,32 +46,41 @@ class OnnxEngine:
         self._chunk = min(prefill_chunk, model.context_length)
         self._fail = fail
         self._rows = Rows(model, self._chunk)
-        self._waiting: deque[Request] = deque()
-        self._reading: Request | None = None
-        self._reading_row = 0
+        self._prompts: list[Request] = []
+        """In order of arrival; those that are being read have a row."""
+        self._shortest_next = False
         self._running: list[Request] = []
         self._decoded_last = True
+        self._burst = 0
+        """Chunks read since an answer had more than its first token."""
         self._warm_up()
 
     @property
     def busy(self) -> bool:
         """Whether any request is in flight."""
-        return bool(self._running or self._waiting) or self._reading is not None
+        return bool(self._running or self._prompts)
 
     def take(self, order: Order) -> None:
         """Queues a request, or forgets one."""
         if is_admit(order):
-            self._waiting.append(Request(order))
+            self._prompts.append(Request(order))
         else:
             self.drop((order.id,))
 
     def step(self) -> list[Step]:
-        """One chunk of prompts or one token for every running answer, in turn where there are both."""
-        prompts = self._reading is not None or (self._waiting and len(self._running) < self._max_batch)
-        if prompts and (self._decoded_last or not self._running):
+        """One chunk of prompts or one token for every running answer, in turn where there are both.
+
+        As long as every answer is at its first token, prompts go first, up to `BURST_CHUNKS`: requests that came
+        together then run in rows of like lengths, on which onnxruntime's attention is faster to the last token.
+        """
+        if self._next_prompt() is not None and (
+            self._decoded_last or not self._running or 0 < self._burst < BURST_CHUNKS
+        ):
+            self._burst = 1 if not self._running else self._burst + bool(self._burst)
             self._decoded_last = False
             return self._prefill()
         self._decoded_last = True
+        self._burst = 0
         return self._decode() if self._running else []
 
     def drop(self, gone: Iterable[int]) -> None:
@@ -76,66 +88,89 @@ class OnnxEngine:
         ids = set(gone)
         if not ids:
             return
-        self._waiting = deque(each for each in self._waiting if each.id not in ids)
-        if self._reading is not None and self._reading.id in ids:
-            self._reading = None
-            self._rows.release(self._reading_row)
+        for request in [each for each in self._prompts if each.id in ids]:
+            self._forget(request)
         self._leave([row for row, each in enumerate(self._running) if each.id in ids])
 
     def close(self) -> None:
         """Frees the session, the buffers and everything in flight."""
         del self._rows
-        self._waiting.clear()
+        self._prompts.clear()
         self._running.clear()
-        self._reading = None
         give_back()
 
+    def _next_prompt(self, longest: int | None = None) -> Request | None:
+        """The prompt to read next; with `longest`, one that has no more tokens left than that."""
+        # Those that have no row yet can only begin where there is one.
+        begun = sum(each.row is not None for each in self._prompts)
+        place = len(self._running) + begun < self._max_batch
+        prompts = [each for each in self._prompts if place or each.row is not None]
+        if longest is not None:
+            prompts = [each for each in prompts if each.unread <= longest]
+        if self._shortest_next or longest is not None:
+            return min(prompts, key=lambda each: each.unread, default=None)
+        return prompts[0] if prompts else None
+
     def _prefill(self) -> list[Step]:
-        """Reads up to a chunk of prompt tokens: more of one prompt and, where they fit, the whole of the next ones."""
+        """Reads up to a chunk of prompt tokens: more of one prompt and, where they fit, the whole of others."""
         steps: list[Step] = []
         budget = self._chunk
-        while budget > 0:
-            request = self._reading
-            if request is None:
-                if not self._waiting or len(self._running) >= self._max_batch:
-                    break
-                # A prompt is not split just to fill a chunk up: two short passes cost more than one.
-                if budget < self._chunk and len(self._waiting[0].prompt) > budget:
-                    break
-                request = self._reading = self._waiting.popleft()
-                self._reading_row = len(self._running)
-            count = min(budget, len(request.prompt) - request.done)
+        request = self._next_prompt()
+        self._shortest_next = not self._shortest_next
+        while request is not None:
+            count = min(budget, request.unread)
             budget -= count
             try:
                 step = self._read(request, count)
             except Exception as fault:  # alone in its pass, so alone at fault: the others go on
-                self._reading = None
-                self._rows.release(self._reading_row)
+                self._forget(request)
                 self._fail(request.id, f"the prompt cannot be read: {fault}")
-                continue
-            if step is not None:
-                steps.append(step)
+            else:
+                if step is not None:
+                    steps.append(step)
+            # A prompt is not split just to fill a chunk up: two short passes cost more than one.
+            request = self._next_prompt(budget) if budget else None
         return steps
 
     def _read(self, request: Request, count: int) -> Step | None:
         """Reads the next `count` tokens of a prompt; at its end, its first token."""
-        rows, row = self._rows, self._reading_row
+        rows, place = self._rows, len(self._running)
+        if (row := request.row) is None:
+            # One that is read in one piece is where its answer will run; one that takes longer is out of the way.
+            taken = {each.row for each in self._prompts}
+            at_once = count == request.unread and place not in taken
+            row = request.row = place if at_once else self._free_row()
         rows.extend(row, request.prompt[request.done : request.done + count])
         request.done += count
-        if request.done < len(request.prompt):
+        if request.unread:
             return None
         token = rows.draw(row, request.sampling, request.made)
         finish = request.finish(token, self._eos)
-        self._reading = None
         if finish is not None:
-            rows.release(row)
-        else:
-            rows.feed(row, token)
-            place = len(self._running)
-            if place != row:
-                rows.move(row, place)
-            self._running.append(request)
-        return (request.id, [token], finish)
+            self._forget(request)
+            return (request.id, [token], finish)
+        rows.feed(row, token)
+        self._prompts.remove(request)
+        request.row = None
+        if place != row:
+            for other in self._prompts:
+                if other.row == place:
+                    other.row = self._free_row(row)
+                    rows.move(place, other.row)
+            rows.move(row, place)
+        self._running.append(request)
+        return (request.id, [token], None)
+
+    def _free_row(self, but: int | None = None) -> int:
+        """The highest row that nobody has, and that is not `but`; there is one, since `Rows` has one to spare."""
+        taken = {each.row for each in self._prompts} | {but}
+        return next(row for row in reversed(range(len(self._running), self._max_batch + 1)) if row not in taken)
+
+    def _forget(self, request: Request) -> None:
+        """Drops a prompt and frees its row."""
+        self._prompts.remove(request)
+        if request.row is not None:
+            self._rows.release(request.row)
 
     def _decode(self) -> list[Step]:
         """One token for every running answer, all in one pass."""

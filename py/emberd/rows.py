@@ -49,12 +49,12 @@ class _Binding:
 
 
 class Rows:
-    """`model.max_batch` rows. A row is empty until `extend`, and again after `release`."""
+    """`model.max_batch` rows and one to spare. A row is empty until `extend`, and again after `release`."""
 
     def __init__(self, model: Model, longest: int) -> None:
         """`longest` is the most tokens that one `extend` is given."""
         self._model = model
-        rows = model.max_batch
+        rows = model.max_batch + 1
         self._kv = KvCache(model.layers, rows, model.context_length)
         self._lengths = np.zeros(rows, np.int64)
         self._mask = np.zeros((rows, model.context_length), np.int64)

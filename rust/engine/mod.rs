@@ -13,7 +13,7 @@ pub mod step;
 pub use generation::{Chunk, Generation, Timing};
 pub use host::{Launch, Launcher, Launches, Settings};
 pub use order::{Admit, Order, Sampling};
-pub use port::{Capabilities, Engine, Place, Port, PortError, Request};
+pub use port::{Capabilities, Client, Engine, Place, Port, PortError, Request};
 pub use step::{Finish, Step};
 
 /// A request's number: never used twice in the life of its port.

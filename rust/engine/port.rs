@@ -16,8 +16,10 @@ use crate::engine::{Admit, Id, Order, Step};
 use crate::error::{Code, Error, Result};
 
 mod doors;
+mod turns;
 
 pub use doors::{Engine, Load, Place, Request};
+pub use turns::Client;
 
 /// What an engine can do, said once by `ready`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,11 +70,13 @@ pub enum PortError {
     Panic(String),
 }
 struct Waiting {
+    client: Client,
     admit: Admit,
     inbox: Arc<Inbox>,
 }
 
 struct Running {
+    client: Client,
     inbox: Arc<Inbox>,
     /// How many ids it may still make.
     left: u32,
@@ -366,10 +370,9 @@ fn take(state: &mut State, call: &'static str) -> Result<Option<Vec<Order>>, Por
         state.running.remove(&id);
         orders.push(Order::Cancel(id));
     }
-    while state.running.len() < capabilities.max_batch as usize {
-        let Some(Waiting { admit, inbox }) = state.waiting.pop_front() else { break };
+    for Waiting { client, admit, inbox } in turns::next(state, capabilities.max_batch as usize) {
         inbox.taken();
-        state.running.insert(admit.id, Running { inbox, left: admit.max_tokens });
+        state.running.insert(admit.id, Running { client, inbox, left: admit.max_tokens });
         orders.push(Order::Admit(admit));
     }
     Ok(Some(orders))

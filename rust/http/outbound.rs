@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::sse::Events;
 use crate::error::{Code, Error};
+use crate::linger;
 use crate::responses::{log, told};
 
 /// The body of an answer.
@@ -20,6 +21,13 @@ pub(crate) enum Body {
     Whole(Option<Bytes>),
     /// Events as they come.
     Events(Box<Events>),
+}
+
+impl Drop for Body {
+    /// The answer is over, and a client that waited for it may ask again at once.
+    fn drop(&mut self) {
+        linger::touch();
+    }
 }
 
 impl hyper::body::Body for Body {

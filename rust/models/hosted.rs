@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::{AbortHandle, JoinError};
 
 use crate::engine::port::{Capabilities, Engine, Phase};
-use crate::engine::{Launcher, Place, Request, Sampling, Settings, host};
+use crate::engine::{Client, Launcher, Place, Request, Sampling, Settings, host};
 use crate::error::{Code, Error, Result};
 use crate::models::answer::Answer;
 use crate::models::builtin;
@@ -367,12 +367,12 @@ impl Model {
         Error::new(Code::ContextLengthExceeded, what).hint("shorten the input")
     }
 
-    /// Queues a prompt and gives its answer as a stream of text. Dropping the stream cancels it.
+    /// Queues a prompt of this client and gives its answer as a stream of text. Dropping the stream cancels it.
     ///
     /// # Errors
     /// As [`Engine::submit`].
-    pub fn answer(&self, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
-        self.answer_at(self.engine.place()?, prompt, ask)
+    pub fn answer(&self, client: Client, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
+        self.answer_at(self.engine.place(client)?, prompt, ask)
     }
 
     /// As [`Model::answer`], in a place that has been held for it.

@@ -12,7 +12,7 @@ use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Request, Truncation};
 use super::stream::Stream;
 use super::told::log;
-use crate::engine::{Place, Sampling, Timing};
+use crate::engine::{Client, Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
 use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
@@ -97,7 +97,7 @@ impl Running {
     /// `context_length_exceeded` when the prompt leaves no room for an answer, `queue_full`, and what the template or the engine complains of.
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64) -> Result<Self> {
         let Request { turns, stream, max_output_tokens, temperature, top_p, top_k, seed, stop, truncation, echo, .. } = request;
-        let place = model.engine.place()?;
+        let place = model.engine.place(Client::new())?;
         let [response_id, message_id, seeds] = random()?;
         // A mass of 0 means the likeliest id alone, which an engine knows as the smallest mass.
         let mass = top_p.map(|mass| mass.max(f32::MIN_POSITIVE));

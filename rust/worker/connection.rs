@@ -1,11 +1,13 @@
 //! One client of the worker: reads its lines, answers each request once, and ends its work when it has gone.
 //!
-//! Pings and shutdowns are answered by the reader itself and wait for nothing. Loads and chats run as tasks beside it, which die with the connection.
+//! Pings and shutdowns are answered by the reader itself and wait for nothing. Loads and chats run as tasks beside it, which die with the connection;
+//! so does reading a line that is long enough to hold up the pings of others.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde_json::value::RawValue;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
@@ -14,7 +16,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
+use crate::engine::Client;
 use crate::error::{Code, Error, Result};
+use crate::linger;
 use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
 use crate::shutdown::{Reason, Stop};
 use crate::worker::frame::{Frames, Line};
@@ -29,6 +33,8 @@ const BACKLOG: usize = 1024 * 1024;
 const KEEP: usize = 64 * 1024;
 /// Where conversations longer than this, in bytes, are tokenised beside the loop that answers pings.
 const LONG_TEXT: usize = 4 * 1024;
+/// Lines longer than this, in bytes, are parsed beside the loop that answers pings.
+const LONG_LINE: usize = 256 * 1024;
 /// Bytes read at once.
 const READ: usize = 64 * 1024;
 /// How often a client that will send no more, but waits for answers, is looked at for having gone.
@@ -43,8 +49,10 @@ pub struct Options {
     pub tag: String,
     /// The longest line in bytes.
     pub max_line: usize,
-    /// Loads and chats that one connection may have in flight.
+    /// Requests that one connection may have in flight.
     pub max_in_flight: usize,
+    /// Requests, of all connections, that may wait for the model to be loaded.
+    pub max_waiting: usize,
 }
 
 type OwnedId = Option<Box<RawValue>>;
@@ -82,7 +90,10 @@ pub(super) async fn serve(mut stream: UnixStream, model: Arc<Hosted>, options: A
         }
         if !connection.out.is_empty() {
             match writer.try_write(&connection.out) {
-                Ok(written) => connection.written(written),
+                Ok(written) => {
+                    connection.written(written);
+                    linger::touch();
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
@@ -107,6 +118,7 @@ fn gone(stream: &UnixStream) -> bool {
 }
 
 struct Connection {
+    client: Client,
     model: Arc<Hosted>,
     options: Arc<Options>,
     idle: Idle,
@@ -128,7 +140,7 @@ impl Connection {
         let (sender, news) = mpsc::channel(NEWS);
         let frames = Frames::new(options.max_line);
         let (out, work, owed) = (Vec::new(), JoinSet::new(), HashMap::new());
-        Self { model, options, idle, stop, frames, out, work, owed, sender, news, hang_up: false }
+        Self { client: Client::new(), model, options, idle, stop, frames, out, work, owed, sender, news, hang_up: false }
     }
 
     fn written(&mut self, bytes: usize) {
@@ -161,12 +173,15 @@ impl Connection {
                 return reply(&mut self.out, &Reply::Error { id: None, error: &error.hint("send less, or raise --max-line").one_line() });
             }
         };
+        if line.len() > LONG_LINE {
+            return self.start(None, Work::Line(line.clone().freeze()));
+        }
         let (id, request) = parse(line);
         match request {
             Ok(Request::Ping) => reply(&mut self.out, &Reply::Pong { id, tag: &self.options.tag }),
             Ok(Request::Shutdown) => self.stop.stop(Reason::Asked),
-            Ok(Request::Load) => self.start(id, None),
-            Ok(Request::Chat(chat)) => self.start(id, Some(chat)),
+            Ok(Request::Load) => self.start(id, Work::Load),
+            Ok(Request::Chat(chat)) => self.start(id, Work::Chat(chat)),
             Err(error) => {
                 tracing::debug!(%error, "a line was refused");
                 reply(&mut self.out, &Reply::Error { id, error: &error.one_line() });
@@ -174,23 +189,41 @@ impl Connection {
         }
     }
 
-    /// Starts a load or a chat beside the reader.
-    fn start(&mut self, id: Option<&RawValue>, chat: Option<Chat>) {
-        let limit = self.options.max_in_flight;
-        if self.owed.len() >= limit {
-            let error = Error::new(Code::QueueFull, format!("this connection has {limit} requests in flight, the limit"));
-            return reply(&mut self.out, &Reply::Error { id, error: &error.hint("wait for an answer first").one_line() });
+    /// Starts what takes time, beside the reader.
+    fn start(&mut self, id: Option<&RawValue>, work: Work) {
+        if let Err(error) = self.room() {
+            return reply(&mut self.out, &Reply::Error { id, error: &error.one_line() });
         }
         let id = id.map(ToOwned::to_owned);
         let task = Task {
+            client: self.client,
             id: id.clone(),
             model: Arc::clone(&self.model),
             options: Arc::clone(&self.options),
             sender: self.sender.clone(),
-            _busy: self.idle.busy(),
+            idle: self.idle.clone(),
+            stop: self.stop.clone(),
         };
-        let handle = self.work.spawn(task.run(chat));
+        // A line that has yet to be read may be no work at all.
+        let busy = (!matches!(work, Work::Line(_))).then(|| self.idle.busy());
+        let handle = self.work.spawn(task.run(work, busy));
         self.owed.insert(handle.id(), id);
+    }
+
+    /// Whether one more request may be in flight.
+    fn room(&self) -> Result<()> {
+        let limit = self.options.max_in_flight;
+        if self.owed.len() >= limit {
+            return Err(Error::new(Code::QueueFull, format!("this connection has {limit} requests in flight, the limit"))
+                .hint("wait for an answer first, or raise --max-in-flight"));
+        }
+        let waiting = self.options.max_waiting;
+        // Once the model is loaded, the engine's own queue has the limit.
+        if self.idle.in_flight() >= waiting && self.model.loaded().is_none() {
+            return Err(Error::new(Code::QueueFull, format!("{waiting} requests wait for the model to be loaded, the limit"))
+                .hint("try again when it is loaded, or raise --queue"));
+        }
+        Ok(())
     }
 
     fn ended(&mut self, ended: Result<(tokio::task::Id, Answer), JoinError>) {
@@ -236,20 +269,44 @@ enum Answer {
     HangUp,
 }
 
-/// One load or chat.
+/// What is done beside the reader.
+enum Work {
+    Load,
+    Chat(Chat),
+    /// A line too long to be parsed where it was read.
+    Line(Bytes),
+}
+
+/// One request.
 struct Task {
+    client: Client,
     id: OwnedId,
     model: Arc<Hosted>,
     options: Arc<Options>,
     sender: mpsc::Sender<Vec<u8>>,
-    _busy: Busy,
+    idle: Idle,
+    stop: Stop,
 }
 
 impl Task {
-    async fn run(self, chat: Option<Chat>) -> Answer {
-        let outcome = match chat {
-            None => self.load(true).await.map(|_| None),
-            Some(chat) => self.chat(chat).await.map(Some),
+    async fn run(mut self, work: Work, busy: Option<Busy>) -> Answer {
+        let (request, _busy) = match work {
+            Work::Load => (Request::Load, busy),
+            Work::Chat(chat) => (Request::Chat(chat), busy),
+            Work::Line(text) => match self.read(text).await {
+                Ok(request @ (Request::Load | Request::Chat(_))) => (request, Some(self.idle.busy())),
+                Ok(request) => (request, None),
+                Err(error) => return Answer::Line(line(&Reply::Error { id: self.id.as_deref(), error: &error.one_line() })),
+            },
+        };
+        let outcome = match request {
+            Request::Ping => return Answer::Line(line(&Reply::Pong { id: self.id.as_deref(), tag: &self.options.tag })),
+            Request::Shutdown => {
+                self.stop.stop(Reason::Asked);
+                return Answer::HangUp;
+            }
+            Request::Load => self.load(true).await.map(|_| None),
+            Request::Chat(chat) => self.chat(chat).await.map(Some),
         };
         let id = self.id.as_deref();
         Answer::Line(match outcome {
@@ -261,6 +318,17 @@ impl Task {
                 line(&Reply::Error { id, error: &error.one_line() })
             }
         })
+    }
+
+    /// Parses a long line where it holds up nobody.
+    async fn read(&mut self, line: Bytes) -> Result<Request> {
+        let (id, request) = beside(move || {
+            let (id, request) = parse(&line);
+            Ok((id.map(ToOwned::to_owned), request))
+        })
+        .await?;
+        self.id = id;
+        request
     }
 
     async fn tell(&self, event: Event<'_>) {
@@ -316,7 +384,7 @@ impl Task {
         };
         let max_tokens = chat.max_new_tokens.min(model.room(prompt.len())?);
         let stop = chat.stop.into_iter().collect();
-        let mut answer = model.answer(prompt, Ask { max_tokens, sampling: None, stop, include_stop: true })?;
+        let mut answer = model.answer(self.client, prompt, Ask { max_tokens, sampling: None, stop, include_stop: true })?;
         let (text, ending) = answer.rest().await?;
         tracing::debug!(prompt = answer.prompt_tokens(), tokens = answer.tokens(), ?ending, "answered");
         Ok(text)
@@ -335,7 +403,7 @@ mod tests {
     fn connection() -> Connection {
         let (launcher, _) = launcher(1);
         let models = Models::new(&["m".to_owned()], Shelf::new("unused".into(), None), launcher, "mock", Settings::default()).unwrap();
-        let options = Options { model_key: "m".into(), tag: "t".into(), max_line: 1000, max_in_flight: 8 };
+        let options = Options { model_key: "m".into(), tag: "t".into(), max_line: 1000, max_in_flight: 8, max_waiting: 8 };
         Connection::new(Arc::clone(models.default_model()), Arc::new(options), Idle::new(Duration::MAX), Stop::default())
     }
 

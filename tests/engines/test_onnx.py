@@ -16,7 +16,7 @@ import tiny
 from cases import Case, prompt
 from emberd import loop
 from emberd.kv import KvCache, Layer
-from emberd.onnx import OnnxEngine
+from emberd.onnx import BURST_CHUNKS, OnnxEngine
 from emberd.rows import Rows
 from emberd.session import Model, find_graph, physical_cores
 from fakeport import Admit, Cancel, FakePort, Launch, Sampling, Settings
@@ -71,6 +71,58 @@ def test_short_prompts_share_a_step_and_a_long_one_is_not_split_to_fill_it(onnx_
     assert [step[0] for step in port.pushes[0]] == [1, 2]
     first_of_third = next(n for n, steps in enumerate(port.pushes) if any(step[0] == 3 for step in steps))
     assert [step[0] for step in port.pushes[first_of_third]] == [3, 4]
+
+
+def test_prompts_that_come_together_are_read_before_their_answers_go_on(onnx_case: Case) -> None:
+    port = FakePort().at(0, *(Admit(id, prompt(id, 20), 3) for id in range(1, 5)))
+    port.at(1, Admit(5, prompt(5, 20), 3))
+    serve(onnx_case, port, 20)
+    assert [[step[0] for step in steps] for steps in port.pushes[:6]] == [[1], [2], [3], [4], [5], [1, 2, 3, 4, 5]]
+    assert len(port.pushes) == 7
+
+
+def test_answers_wait_for_so_many_prompts_and_then_go_on(onnx_case: Case) -> None:
+    port = FakePort().at(0, *(Admit(id, prompt(id, 20), 3) for id in range(1, 14)))
+    serve(onnx_case, port, 20)
+    first_decode = next(n for n, steps in enumerate(port.pushes) if len(steps) > 1)
+    assert first_decode == BURST_CHUNKS
+
+
+def test_a_short_prompt_is_read_between_the_chunks_of_long_ones(onnx_case: Case) -> None:
+    port = FakePort().at(0, *(Admit(id, prompt(id, 200), 20) for id in range(1, 9)))
+    port.at(3, Admit(9, prompt(9, 10), 5))
+    serve(onnx_case, port, 20)
+    assert next(iter(port.finishes)) == 9
+    told = next(n for n, steps in enumerate(port.pushes) if any(step[0] == 9 for step in steps))
+    assert told <= 4, "at most one chunk of another prompt after it came"
+    for id in range(1, 9):
+        assert port.answers[id] == onnx_case.single(prompt(id, 200), 20)
+
+
+def test_a_long_prompt_is_not_held_up_for_ever_by_short_ones(onnx_case: Case) -> None:
+    port = FakePort().at(0, Admit(1, prompt(1, 100), 2))
+    for n in range(60):
+        port.at(n, Admit(10 + n, prompt(n, 20), 1))
+    serve(onnx_case, port, 20)
+    told = next(n for n, steps in enumerate(port.pushes) if any(step[0] == 1 for step in steps))
+    assert told <= 10, "every other chunk is the oldest prompt's"
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+def test_prompts_that_are_read_in_turn_change_places_without_a_change_to_their_answers(
+    onnx_case: Case, batch: int
+) -> None:
+    port = FakePort()
+    asked = {id: (prompt(id, (90, 45, 70, 30)[id % 4]), 5 + id) for id in range(1, 13)}
+    for id, (tokens, limit) in asked.items():
+        port.at(id * 2 % 9, Admit(id, tokens, limit))
+    settings = Settings(max_batch=batch)
+    engine = OnnxEngine(Model(str(onnx_case.folder), settings), port.fail, prefill_chunk=16)
+    loop.serve(engine, port)
+    engine.close()
+    assert port.violations == [] and port.failures == {}
+    for id, (tokens, limit) in asked.items():
+        assert port.answers[id] == onnx_case.single(tokens, limit)
 
 
 def test_a_step_is_one_chunk_or_one_token_for_all_in_turn(onnx_case: Case) -> None:

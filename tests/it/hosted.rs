@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use emberd::engine::Client;
 use emberd::engine::Launch;
 use emberd::engine::host::Launches;
 use emberd::engine::mock::{Fault, Mock};
@@ -78,7 +79,7 @@ async fn an_engine_that_died_is_loaded_anew_by_the_next_request() {
     run(next, Mock { fault: Fault::EndAfter(0), ..Mock::default() });
     let model = loading.model().await.unwrap();
     let ask = emberd::models::Ask { max_tokens: 4, sampling: None, stop: vec![], include_stop: false };
-    let error = model.answer(vec![1], ask.clone()).unwrap().rest().await.unwrap_err();
+    let error = model.answer(Client::new(), vec![1], ask.clone()).unwrap().rest().await.unwrap_err();
     assert_eq!(error.code, Code::EngineFailed);
     assert_eq!(hosted.state(), State::Failed(error));
     assert!(hosted.loaded().is_none());
@@ -90,7 +91,7 @@ async fn an_engine_that_died_is_loaded_anew_by_the_next_request() {
     run(next, Mock::default());
     let fresh = again.await.unwrap().unwrap();
     assert!(!Arc::ptr_eq(&fresh, &model));
-    assert_eq!(fresh.answer(vec![1], ask).unwrap().rest().await.unwrap().0, " a small model keeps");
+    assert_eq!(fresh.answer(Client::new(), vec![1], ask).unwrap().rest().await.unwrap().0, " a small model keeps");
 }
 
 #[tokio::test]

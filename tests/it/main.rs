@@ -26,5 +26,6 @@ mod worker_door;
 mod worker_frames;
 mod worker_idle;
 mod worker_life;
+mod worker_matrix;
 mod worker_message;
 mod worker_support;

@@ -6,7 +6,7 @@ use std::thread;
 
 use emberd::engine::mock::{Fault, Mock, Pace, vocabulary};
 use emberd::engine::port::{Engine, Phase, Port, PortError, Request, port};
-use emberd::engine::{Capabilities, Chunk, Finish, Generation, Id, Order, Settings, Step, host};
+use emberd::engine::{Capabilities, Chunk, Client, Finish, Generation, Id, Order, Settings, Step, host};
 use emberd::error::Code;
 use proptest::prelude::*;
 
@@ -49,6 +49,42 @@ fn ids_arrive_in_order_and_end_with_the_finish() {
     assert_eq!(read(&mut generation), Chunk { tokens: vec![8, 2], end: Some(Ok(Finish::Stop)) });
     assert!(generation.next_blocking().is_none());
     assert_eq!(generation.timing().tokens, 3);
+}
+
+#[test]
+fn clients_take_turns_however_many_requests_each_has() {
+    let (engine, port) = port(64);
+    port.ready(capabilities(3)).unwrap();
+    let (many, few, late) = (Client::new(), Client::new(), Client::new());
+    let ask = |client| engine.place(client).unwrap().submit(request(3)).unwrap();
+    let mut asked: Vec<Generation> = (0..5).map(|_| ask(many)).collect();
+    asked.push(ask(few));
+    asked.push(ask(few));
+    asked.push(ask(late));
+    let ids: Vec<Id> = asked.iter().map(Generation::id).collect();
+    assert_eq!(admitted(&port), [ids[0], ids[5], ids[7]], "one of each");
+    // `few` and `late` have one in the engine, `many` has none.
+    asked.remove(0);
+    assert_eq!(admitted(&port), [ids[1]]);
+    assert_eq!(engine.load().waiting, 4);
+    // All have one; then it is who came first.
+    asked.retain(|asked| asked.id() != ids[7]);
+    assert_eq!(admitted(&port), [ids[2]]);
+}
+
+#[test]
+fn the_last_place_is_kept_for_a_client_that_has_none() {
+    let (engine, port) = port(64);
+    port.ready(capabilities(4)).unwrap();
+    let (many, other) = (Client::new(), Client::new());
+    let ask = |client| engine.place(client).unwrap().submit(request(3)).unwrap();
+    let _many: Vec<Generation> = (0..5).map(|_| ask(many)).collect();
+    assert_eq!(admitted(&port).len(), 3);
+    assert_eq!(admitted(&port).len(), 0);
+    let title = ask(other);
+    assert_eq!(admitted(&port), [title.id()]);
+    drop(title);
+    assert_eq!(admitted(&port).len(), 0, "it is kept free again");
 }
 
 #[test]

@@ -267,9 +267,73 @@ async fn a_connection_may_have_so_many_requests_in_flight_and_hears_of_the_limit
     let error = client.answer().await;
     assert_eq!(
         error,
-        json!({"type": "error", "id": "3", "error": "this connection has 2 requests in flight, the limit (hint: wait for an answer first)"})
+        json!({"type": "error", "id": "3", "error": "this connection has 2 requests in flight, the limit (hint: wait for an answer first, or raise --max-in-flight)"})
     );
     drop(gate);
     assert_eq!((client.answer().await["type"].clone(), client.answer().await["type"].clone()), (json!("text"), json!("text")));
     assert_eq!(client.ask(chat("4", 1)).await["type"], "text");
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_the_model_are_bounded_over_all_connections() {
+    let worker = Worker::absent(Options { max_waiting: 3, ..options() });
+    let (mut first, mut second) = (worker.client().await, worker.client().await);
+    first.say(chat("1", 1)).await;
+    first.say(chat("2", 1)).await;
+    let launch = worker.next_launch().await;
+    assert_eq!(first.ask(r#"{"type":"ping","id":"p"}"#).await["type"], "pong");
+    second.say(r#"{"type":"load","id":"3"}"#).await;
+    let error = second.ask(chat("4", 1)).await;
+    let limit = "3 requests wait for the model to be loaded, the limit (hint: try again when it is loaded, or raise --queue)";
+    assert_eq!(error, json!({"type": "error", "id": "4", "error": limit}));
+    Mock::default().spawn(launch.port, launch.settings).unwrap();
+    assert_eq!([second.answer().await["type"].clone(), first.answer().await["type"].clone()], [json!("loaded"), json!("text")]);
+    assert_eq!(second.ask(chat("5", 1)).await["type"], "text");
+}
+
+#[tokio::test]
+async fn a_title_does_not_wait_for_the_long_jobs_of_another_connection() {
+    let (gate, mock) = gated();
+    let worker = Worker::start(Mock { max_batch: 8, ..mock });
+    let (mut jobs, mut title) = (worker.client().await, worker.client().await);
+    for id in 0..8 {
+        jobs.say(chat(&format!("job{id}"), 1024)).await;
+    }
+    worker.until_asked(8).await;
+    gate.send(()).unwrap(); // Whatever the mock had taken before this step, it takes the others after it.
+    worker.until(7, 1).await;
+    title.say(chat("title", 20)).await;
+    worker.until_asked(9).await;
+    // Eight jobs in seven places take 2048 steps: a tenth of that is 204.
+    for _ in 0..204 {
+        gate.send(()).unwrap();
+    }
+    assert_eq!(title.answer().await, json!({"type": "text", "id": "title", "text": words(20)}));
+    drop(gate);
+    for _ in 0..8 {
+        assert_eq!(jobs.answer().await["text"], words(1024));
+    }
+}
+
+#[tokio::test]
+async fn lines_too_long_to_be_parsed_by_the_reader_are_answered_like_short_ones() {
+    let worker = Worker::start(Mock { context_length: 8_000_000, ..Mock::default() });
+    let mut client = worker.client().await;
+    let padded = |line: &str| format!("{}{line}", " ".repeat(600_000));
+    for (line, wanted) in [
+        (r#"{"type":"ping","id":{"a":1}}"#, json!({"type": "pong", "id": {"a": 1}, "tag": "1|onnx||"})),
+        (r#"{"type":"chat","id":"c","messages":[],"maxNewTokens":2}"#, json!({"type": "text", "id": "c", "text": words(2)})),
+    ] {
+        client.say(padded(line)).await;
+        assert_eq!(client.answer().await, wanted);
+    }
+    let text = "word ".repeat(120_000);
+    client.say(json!({"type": "chat", "id": 7, "messages": [{"role": "user", "content": text}], "maxNewTokens": 3}).to_string()).await;
+    client.say(r#"{"type":"ping","id":"behind"}"#).await;
+    assert_eq!(client.next().await["type"], "pong", "it does not wait for the line before it");
+    assert_eq!(client.answer().await, json!({"type": "text", "id": 7, "text": words(3)}));
+    let error = client.ask(padded("{oops")).await;
+    assert!(error["error"].as_str().unwrap().starts_with("the line is not JSON"), "{error}");
+    client.say(padded(r#"{"type":"shutdown","id":"s"}"#)).await;
+    assert_eq!(client.line().await, None);
 }

@@ -34,7 +34,7 @@ pub struct Worker {
 }
 
 pub fn options() -> Options {
-    Options { model_key: "tiny".into(), tag: "1|onnx||".into(), max_line: 1 << 20, max_in_flight: 64 }
+    Options { model_key: "tiny".into(), tag: "1|onnx||".into(), max_line: 1 << 20, max_in_flight: 64, max_waiting: 64 }
 }
 
 impl Worker {

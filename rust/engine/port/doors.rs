@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::{Capabilities, Phase, Shared, State, Waiting};
+use super::{Capabilities, Client, Phase, Shared, State, Waiting};
 use crate::engine::generation::{Generation, Inbox};
 use crate::engine::{Admit, Sampling};
 use crate::error::{Code, Error, Result};
@@ -46,14 +46,14 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::place`] and of [`Place::submit`].
     pub fn submit(&self, request: Request) -> Result<Generation> {
-        self.place()?.submit(request)
+        self.place(Client::new())?.submit(request)
     }
 
-    /// Holds a place in the queue for a request that is still being made. Dropping it gives it back.
+    /// Holds a place in the queue for a request of this client that is still being made. Dropping it gives it back.
     ///
     /// # Errors
     /// `queue_full`, `model_loading` before the engine is ready, and the engine's own end when it is over.
-    pub fn place(&self) -> Result<Place> {
+    pub fn place(&self, client: Client) -> Result<Place> {
         let mut state = self.shared.lock();
         let capabilities = capabilities(&state)?;
         // Places that are free right now do not count against the queue.
@@ -64,7 +64,7 @@ impl Engine {
                 .hint("try again later, or raise --queue"));
         }
         state.held += 1;
-        Ok(Place { shared: Arc::clone(&self.shared) })
+        Ok(Place { client, shared: Arc::clone(&self.shared) })
     }
 
     /// Closes the port: what is in flight ends with `shutting_down`, and the engine's loop returns.
@@ -96,6 +96,7 @@ impl Engine {
 
 /// A place in an engine's queue.
 pub struct Place {
+    client: Client,
     shared: Arc<Shared>,
 }
 
@@ -116,7 +117,7 @@ impl Place {
         }
         let prompt_tokens = request.prompt.len();
         let admit = Admit { id, prompt: request.prompt, max_tokens: request.max_tokens, sampling: request.sampling };
-        state.waiting.push_back(Waiting { admit, inbox: Arc::clone(&inbox) });
+        state.waiting.push_back(Waiting { client: self.client, admit, inbox: Arc::clone(&inbox) });
         drop(state);
         self.shared.orders.notify_one();
         Ok(Generation::new(id, prompt_tokens, inbox, Arc::clone(&self.shared)))

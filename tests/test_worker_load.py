@@ -1,0 +1,161 @@
+"""Many clients at once, and clients that leave whenever they please: everybody is answered, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.process import command, environment, eventually
+from support.worker import KEY, TAG, Client, Worker, chat, worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and memory are read from /proc")
+
+PATIENCE = 120
+"""Seconds after which a hung conversation is given up."""
+
+WORDS = " a small model keeps warm and answers now"
+
+
+async def ask(path: Path, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    """Opens a connection, says all of it, and hears as many answers."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.writelines(json.dumps(message).encode() + b"\n" for message in messages)
+    answers: list[dict[str, Any]] = []
+    while len(answers) < len(messages):
+        reply = json.loads(await reader.readline())
+        if reply["type"] != "progress":
+            answers.append(reply)
+    writer.close()
+    return answers
+
+
+@linux
+def test_a_thousand_connections_and_two_hundred_chats(place: Path, home: Path) -> None:
+    async def crowd(path: Path) -> None:
+        idle = [await asyncio.open_unix_connection(str(path)) for _ in range(800)]
+        chats = [
+            ask(path, chat(f"c{at}", tokens=8 * (1 + at % 100)), {"type": "ping", "id": f"p{at}"}) for at in range(200)
+        ]
+        for at, answers in enumerate(await asyncio.wait_for(asyncio.gather(*chats), PATIENCE)):
+            by_type = {answer["type"]: answer for answer in answers}
+            assert by_type["pong"] == {"type": "pong", "id": f"p{at}", "tag": TAG}
+            assert by_type["text"] == {"type": "text", "id": f"c{at}", "text": WORDS * (1 + at % 100)}
+        for at, (reader, writer) in enumerate(idle):
+            writer.write(json.dumps({"type": "ping", "id": at}).encode() + b"\n")
+            assert json.loads(await asyncio.wait_for(reader.readline(), PATIENCE))["id"] == at
+            writer.close()
+
+    with worker(place, home=home) as one:
+        with one.connect() as client:
+            assert client.ask(chat("first"))["type"] == "text"
+        eventually(lambda: one.process.descriptors(), "descriptors")
+        before = one.process.descriptors()
+        for _ in range(2):
+            asyncio.run(crowd(one.path))
+            eventually(lambda: one.process.descriptors() <= before, "all connections are gone from the worker")
+        assert one.process.resident() < 128 << 20
+
+
+async def leave_at_random(path: Path, seed: int, end: float) -> int:
+    """Connects, asks, hangs up wherever it happens to be; over and over. Returns how many answers it stayed for."""
+    rng, answered = random.Random(seed), 0
+    while time.monotonic() < end:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        text = "Tell me about lighthouses. " * rng.choice([1, 1, 5, 40])
+        lines = [json.dumps(chat(n, text, tokens=rng.choice([2, 20, 200]))) + "\n" for n in range(rng.randint(1, 3))]
+        data = "".join(lines).encode()
+        kind = rng.random()
+        if kind < 0.2:
+            data = data[: rng.randrange(1, len(data))]
+        writer.write(data)
+        try:
+            async with asyncio.timeout(rng.expovariate(1 / 0.7)):
+                while line := await reader.readline():
+                    answered += json.loads(line)["type"] == "text"
+        except TimeoutError:
+            pass
+        if kind > 0.8:
+            writer.transport.abort()
+        writer.close()
+    return answered
+
+
+async def many_that_leave(path: Path, seconds: float) -> int:
+    end = time.monotonic() + seconds
+    return sum(await asyncio.gather(*(leave_at_random(path, seed, end) for seed in range(50))))
+
+
+@linux
+def test_fifty_clients_hang_up_at_random_on_the_real_engine(place: Path, model_home: Path) -> None:
+    question = chat("q", "What is the capital of France?", tokens=20)
+
+    def quiet(one: Worker) -> float:
+        """Seconds for an answer that has the engine to itself."""
+        start = time.monotonic()
+        with one.connect() as client:
+            assert "Paris" in client.ask(question)["text"]
+        return time.monotonic() - start
+
+    options = ("--model", "smollm2-135m", "--max-batch", "8")
+    with worker(place, *options, engine="onnx", home=model_home) as one:
+        quiet(one)
+        asyncio.run(many_that_leave(one.path, 10))  # What is made once has been made then.
+        quiet(one)
+        descriptors, resident = one.process.descriptors(), one.process.resident()
+        answered = asyncio.run(many_that_leave(one.path, 60))
+        assert answered > 0, "somebody stayed for an answer"
+        # Every place is free again: as many requests as there are places are answered side by side, by the same text.
+        answers = [ask(one.path, question) for _ in range(8)]
+
+        async def together() -> list[list[dict[str, Any]]]:
+            return await asyncio.wait_for(asyncio.gather(*answers), PATIENCE)
+
+        texts = {answer["text"] for [answer] in asyncio.run(together())}
+        assert len(texts) == 1 and "Paris" in texts.pop()
+        eventually(lambda: one.process.descriptors() <= descriptors, "all connections are gone from the worker")
+        eventually(lambda: one.process.resident() < resident + (32 << 20), "the memory of the rows is given back")
+
+
+def test_of_twenty_starts_at_once_one_worker_is_left(place: Path, home: Path) -> None:
+    arguments = ["worker", "--socket", str(place), "--model-key", KEY, "--tag", TAG, "--engine", "mock"]
+    starts = [
+        subprocess.Popen(
+            [*command(), *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(home),
+            text=True,
+        )
+        for _ in range(20)
+    ]
+    try:
+        eventually(lambda: sum(each.poll() is None for each in starts) == 1, "one is left")
+        losers = [each for each in starts if each.poll() is not None]
+        assert {each.returncode for each in losers} == {1}
+        for each in losers:
+            assert each.stderr is not None
+            assert each.stderr.read() == f"error: tiny worker already listening on {place}\n"
+        with Client(place) as client:
+            assert client.ask({"type": "ping", "id": "1"})["type"] == "pong"
+            client.send({"type": "shutdown", "id": "2"})
+            assert client.line() == b""
+        [winner] = [each for each in starts if each not in losers]
+        assert winner.wait(PATIENCE) == 0
+        assert not place.exists()
+    finally:
+        for each in starts:
+            if each.poll() is None:
+                each.kill()
+            each.wait(PATIENCE)
+            if each.stderr is not None:
+                each.stderr.close()
