@@ -364,7 +364,7 @@ def test_no_worker_imports_the_library(hub: Hub, place: Path, home: Path, tmp_pa
         "import os, sys\n"
         "class Note:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name in ('huggingface_hub', 'httpx2'):\n"
+        "        if name in ('huggingface_hub', 'httpx2', 'hf_xet'):\n"
         f"            print(name, os.getpid(), file=open({str(tmp_path / 'notes')!r}, 'a'))\n"
         "sys.meta_path.insert(0, Note())\n"
     )
