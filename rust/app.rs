@@ -12,12 +12,14 @@ use std::time::Duration;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Command, Config, Engine, EngineName, Serve, Worker};
+use crate::config::{self, Command, Config, Engine, EngineName, Serve, Worker};
 use crate::engine::host::launcher;
 use crate::engine::{Launch, Launcher, Launches};
 use crate::error::{Code, Error, Result};
 use crate::models::Models;
+use crate::models::catalog::{self, Asked, Source};
 use crate::models::fetch::Shelf;
+use crate::models::table::Form;
 use crate::shutdown::Stop;
 use crate::worker::launch;
 use crate::{chat, linger, listen, shelf, worker};
@@ -174,7 +176,7 @@ async fn command(config: &Config, program: Option<PathBuf>, launcher: &Launcher)
         Command::Worker(worker) => {
             more_descriptors();
             on_signals()?;
-            let models = models(config, &[worker.model().to_owned()], &worker.engine, launcher);
+            let models = worker_model(config, worker, launcher);
             tiny(worker, models, stop).await
         }
         Command::Chat(ask) => chat::run(ask).await,
@@ -182,21 +184,40 @@ async fn command(config: &Config, program: Option<PathBuf>, launcher: &Launcher)
         Command::Omp(what) => crate::omp::run(what, config.home.as_deref(), program).await,
         Command::Models(what) => {
             on_signals()?;
-            shelf::run(what, Shelf::new(config.home()?, config.python.clone()), stop).await
+            shelf::run(what, models_shelf(config)?, stop).await
         }
     }
 }
 
 fn models(config: &Config, names: &[String], engine: &Engine, launcher: &Launcher) -> Result<Models> {
-    let name = match engine.name {
+    Models::new(names, models_shelf(config)?, launcher.clone(), engine_name(engine), engine.settings())
+}
+
+fn worker_model(config: &Config, worker: &Worker, launcher: &Launcher) -> Result<Models> {
+    let engine = engine_name(&worker.engine);
+    // A variable that is set to nothing says nothing.
+    let model = worker.model.as_deref().filter(|model| !model.is_empty());
+    let asked = Asked { model, repo: worker.repo.as_deref(), dir: worker.dir.as_deref(), key: &worker.model_key };
+    // An engine without a model has no use for one: nothing is looked for.
+    let served = match engine {
+        "mock" | "echo" => (model.unwrap_or(&worker.model_key).to_owned(), Source::Builtin),
+        _ => catalog::of_worker(asked, Form::of(engine))?,
+    };
+    Models::of(vec![served], models_shelf(config)?, launcher.clone(), engine, worker.engine.settings())
+}
+
+fn engine_name(engine: &Engine) -> &'static str {
+    match engine.name {
         // ONNX Runtime is the one engine with a model so far; a better one for a machine would be chosen here.
         EngineName::Auto | EngineName::Onnx => "onnx",
         EngineName::Mlx => "mlx",
         EngineName::Echo => "echo",
         EngineName::Mock => "mock",
-    };
-    let shelf = Shelf::new(config.home()?, config.python.clone());
-    Models::new(names, shelf, launcher.clone(), name, engine.settings())
+    }
+}
+
+fn models_shelf(config: &Config) -> Result<Shelf> {
+    Ok(Shelf::new(config.home()?, config.python.clone()).with_dtype(config::dtype()))
 }
 
 async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {

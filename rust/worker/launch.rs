@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 
 use crate::error::{Code, Error, Result};
+use crate::models::table::{self, TABLE};
 
 /// The argument by which omp's executable becomes its ONNX worker. What else the worker needs is in the environment.
 pub const SELECTOR: &str = "__omp_worker_tiny_inference";
@@ -24,14 +25,14 @@ const DEVICES: [&str; 14] =
 /// Values of `PI_TINY_DTYPE` that omp's workers take.
 const DTYPES: [&str; 13] = ["auto", "bnb4", "fp16", "fp32", "int8", "q1", "q1f16", "q2", "q2f16", "q4", "q4f16", "q8", "uint8"];
 
-/// The keys under which omp knows its local models.
-const KEYS: [&str; 8] =
-    ["lfm2.5-230m", "lfm2.5-350m", "falcon-h1-90m", "qwen3-1.7b", "llama3.2:3b", "gemma-3-1b", "qwen2.5-1.5b", "lfm2-1.2b"];
-
 /// Whether omp has a local model of this key.
 #[must_use]
 pub fn is_key(key: &str) -> bool {
-    KEYS.contains(&key)
+    table::find(key).is_some()
+}
+
+fn keys() -> Vec<&'static str> {
+    TABLE.iter().map(|model| model.key).collect()
 }
 
 /// A start by omp, in emberd's words.
@@ -72,7 +73,7 @@ fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launc
     };
     if !key.to_str().is_some_and(is_key) {
         let error = Error::new(Code::InvalidValue, format!("Unknown tiny local model: {}", key.display()));
-        return Err(error.hint(format!("the keys are {}", KEYS.join(", "))));
+        return Err(error.hint(format!("the keys are {}", keys().join(", "))));
     }
     let given = |name| setting(name, &variable(name).unwrap_or_default().to_string_lossy());
     let warnings = match (given(DEVICE)?, given(DTYPE)?) {
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_key_that_omp_has_not_is_refused_and_each_that_it_has_is_taken() {
-        for key in KEYS {
+        for key in keys() {
             let with = [WHOLE[0], WHOLE[2], ("OMP_TINY_WORKER_MODEL", key)];
             assert!(options(&[SELECTOR], &with).contains(&format!("--model-key={key}")));
         }
