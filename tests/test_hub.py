@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -54,22 +53,6 @@ def hub() -> Iterator[Hub]:
     """A hub with the small repository."""
     with loopback_hub(small_model()) as hub:
         yield hub
-
-
-@pytest.fixture(scope="module")
-def real(model_home: Path) -> dict[str, bytes]:
-    """The real model, as a repository for transformers.js lays it out."""
-    folder = model_home / "models" / "smollm2-135m"
-    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-    files = {name: (folder / name).read_bytes() for name in names}
-    graph = onnx.load(folder / "model.onnx", load_external_data=False)
-    for tensor in graph.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = "model_q4.onnx_data"
-    files["onnx/model_q4.onnx"] = graph.SerializeToString()
-    files["onnx/model_q4.onnx_data"] = (folder / "model.onnx.data").read_bytes()
-    return {**files, "README.md": b"a model", "onnx/model_fp16.onnx": b"other weights"}
 
 
 def load(client: Client) -> list[dict[str, Any]]:

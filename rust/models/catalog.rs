@@ -89,6 +89,8 @@ pub fn of_worker(asked: Asked<'_>, form: Form) -> Result<(String, Source)> {
         return Ok((served_name(&source, model), source));
     }
     let repo = match (asked.repo, table::find(asked.key)) {
+        // Who launches a worker may know one engine's repository only, and not which engine is here.
+        (Some(repo), Some(model)) if [model.onnx, model.mlx].contains(&repo) => model.repo(form),
         (Some(repo), _) if table::is_repo(repo) => repo,
         (Some(repo), _) => {
             return Err(Error::new(Code::InvalidValue, format!("{repo:?} is no repository of a hub")).hint("write it as ORG/NAME"));
@@ -101,7 +103,8 @@ pub fn of_worker(asked: Asked<'_>, form: Form) -> Result<(String, Source)> {
         }
     };
     // Clients are told the repository's name in progress events, and know the model by its key.
-    Ok((repo.to_owned(), Source::Hub(Repo { name: repo.to_owned(), form, dir: asked.dir.map(Path::to_path_buf) })))
+    let dir = asked.dir.filter(|_| asked.repo.is_none_or(|asked| asked == repo)).map(Path::to_path_buf);
+    Ok((repo.to_owned(), Source::Hub(Repo { name: repo.to_owned(), form, dir })))
 }
 
 /// What a name, a key of the table, a model folder, a `.gguf` file or a hub repository means, for an engine of this form. What is there as a folder or
@@ -227,6 +230,12 @@ mod tests {
         assert!(matches!(of_worker(without, Form::Mlx), Ok((_, Source::Hub(repo))) if repo.dir.as_deref() == Some(dir)));
         assert_eq!(served(Asked { repo: None, ..without }).as_deref(), Ok("LiquidAI/LFM2.5-230M-ONNX"));
         assert_eq!(served(Asked { repo: None, key: "mine", ..without }).as_deref(), Ok("smollm2-135m"));
+        let for_mlx = Asked { repo: Some("LiquidAI/LFM2.5-230M-MLX-4bit"), ..without };
+        for (form, name, folder) in
+            [(Form::Mlx, "LiquidAI/LFM2.5-230M-MLX-4bit", Some(dir)), (Form::Onnx, "LiquidAI/LFM2.5-230M-ONNX", None)]
+        {
+            assert!(matches!(of_worker(for_mlx, form), Ok((_, Source::Hub(repo))) if repo.name == name && repo.dir.as_deref() == folder));
+        }
         let error = served(Asked { repo: Some("../name"), ..without }).unwrap_err();
         assert_eq!((error.code, &*error.message), (Code::InvalidValue, "\"../name\" is no repository of a hub"));
     }

@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+import onnx
+
 from support.process import DEADLINE, run
 from support.worker import Worker, worker
 
@@ -304,6 +306,21 @@ def loopback_hub(files: dict[str, bytes], repo: str = REPO) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join(DEADLINE)
+
+
+def real_model(home: Path) -> dict[str, bytes]:
+    """The real model, as a repository for transformers.js lays it out."""
+    folder = home / "models" / "smollm2-135m"
+    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    files = {name: (folder / name).read_bytes() for name in names}
+    graph = onnx.load(folder / "model.onnx", load_external_data=False)
+    for tensor in graph.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "model_q4.onnx_data"
+    files["onnx/model_q4.onnx"] = graph.SerializeToString()
+    files["onnx/model_q4.onnx_data"] = (folder / "model.onnx.data").read_bytes()
+    return {**files, "README.md": b"a model", "onnx/model_fp16.onnx": b"other weights"}
 
 
 def small_model() -> dict[str, bytes]:

@@ -128,7 +128,7 @@ class Driver:
 class Home:
     """A user's home folder, in which nothing was before."""
 
-    def __init__(self, omp: Omp, folder: Path, models: Path, model: str) -> None:
+    def __init__(self, omp: Omp, folder: Path, models: Path, model: str | None) -> None:
         self.omp = omp
         self.folder = folder
         self.run = folder / ".omp" / "run" / "tiny"
@@ -140,7 +140,7 @@ class Home:
             **kept,
             "HOME": str(folder),
             "TMPDIR": str(folder),
-            "EMBERD_WORKER_MODEL": model,
+            **({} if model is None else {"EMBERD_WORKER_MODEL": model}),
             # Whatever a test that fails leaves behind goes by itself.
             "OMP_TINY_WORKER_IDLE_MS": "180000",
             "CLIENT": str(omp.folder),
@@ -190,7 +190,7 @@ def program(folder: Path) -> str:
 
 
 @contextmanager
-def omp_home(omp: Omp, models: Path, model: str) -> Iterator[Home]:
+def omp_home(omp: Omp, models: Path, model: str | None = None) -> Iterator[Home]:
     """A home of a client, and the end of all workers that were started in it."""
     # A socket's path is short; the folders of a test's own are not.
     folder = Path(tempfile.mkdtemp(prefix="omp", dir="/tmp"))
