@@ -26,6 +26,10 @@ use crate::{chat, linger, listen, shelf, worker};
 /// Work on other threads (downloads, tokenising) that a stopping process waits for.
 const LAST_WORK: Duration = Duration::from_secs(2);
 
+/// Descriptors are not asked for beyond this: there are systems whose own limit is none.
+#[cfg(unix)]
+const MOST_DESCRIPTORS: u64 = if cfg!(target_os = "macos") { 10_240 } else { 65_536 };
+
 /// A running process.
 pub struct App {
     launches: Option<Launches>,
@@ -120,16 +124,33 @@ fn run(config: &Config, launcher: &Launcher) -> Result<u8> {
     code
 }
 
+/// Lets this process have as many connections as the system allows it at most: the usual limit, 1024 descriptors or fewer, is for programs that have
+/// a few. Where that is refused, the usual limit holds.
+#[cfg(unix)]
+fn more_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.unwrap_or(MOST_DESCRIPTORS).min(MOST_DESCRIPTORS);
+    if limit.current.is_some_and(|current| current < most) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: limit.maximum });
+    }
+}
+
+#[cfg(not(unix))]
+fn more_descriptors() {}
+
 async fn command(config: &Config, launcher: &Launcher) -> Result<u8> {
     let stop = Stop::default();
     let on_signals = || stop.on_signals().map_err(|error| Error::new(Code::ServerError, format!("could not listen to signals: {error}")));
     match &config.command {
         Command::Serve(serve) => {
+            more_descriptors();
             on_signals()?;
             let models = models(config, &serve.models, &serve.engine, launcher)?;
             http(serve, models, stop).await
         }
         Command::Worker(worker) => {
+            more_descriptors();
             on_signals()?;
             let models = worker_model(config, worker, launcher);
             tiny(worker, models, stop).await

@@ -56,6 +56,7 @@ pub struct Serve {
     #[arg(long, env = "EMBERD_PORT", default_value_t = 8420, hide_env_values = true)]
     pub port: u16,
     /// Listen on this Unix socket as well
+    #[cfg(unix)]
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
     /// Listen on an address that other machines can reach, although nothing asks them for a key
@@ -81,7 +82,7 @@ pub struct Serve {
 /// Settings of `emberd worker`.
 #[derive(Debug, Clone, Args)]
 pub struct Worker {
-    /// The socket to listen on
+    /// The socket to listen on; on Windows, the named pipe
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
     /// The key under which clients know the model; echoed in progress events

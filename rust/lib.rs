@@ -6,6 +6,7 @@
 
 pub mod app;
 pub mod config;
+#[cfg(unix)]
 mod election;
 pub mod error;
 mod json;

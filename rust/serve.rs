@@ -26,12 +26,19 @@ pub async fn run(serve: &Serve, listeners: Http, models: Models, stop: Stop) -> 
         ..Options::default()
     };
     let address = listeners.tcp.local_addr().map(reachable).unwrap_or_default();
+    #[cfg(unix)]
     let path = listeners.unix.as_ref().map(|(_, seat)| seat.path().display().to_string());
+    #[cfg(not(unix))]
+    let path: Option<String> = None;
     tracing::info!(address, path, "listening");
+    #[cfg_attr(not(unix), allow(unused_mut))]
     let mut open = vec![Listener::Tcp(listeners.tcp)];
-    // The seat outlives the door: dropping it removes the socket's name.
-    let (unix, _seat) = listeners.unix.unzip();
-    open.extend(unix.map(Listener::Unix));
+    #[cfg(unix)]
+    let _seat = {
+        let (unix, seat) = listeners.unix.unzip();
+        open.extend(unix.map(Listener::Unix));
+        seat // Outlives the door: dropping it removes the socket's name.
+    };
     let announce = tokio::spawn(announce(Arc::clone(models.default_model()), serve.lazy, address, path));
     tokio::select! {
         () = http::serve(open, models.clone(), options, async { _ = stop.stopped().await }) => {}

@@ -66,6 +66,22 @@ def test_a_thousand_connections_and_two_hundred_chats(place: Path, home: Path) -
         assert one.process.resident() < 128 << 20
 
 
+@linux
+def test_a_low_limit_of_descriptors_is_raised_as_far_as_it_may_be(place: Path, home: Path) -> None:
+    arguments = ["worker", "--socket", str(place), "--model-key", KEY, "--tag", TAG, "--engine", "mock"]
+    limited = ["bash", "-c", 'ulimit -Sn 64; exec "$@"', "bash", *command(), *arguments]
+    process = subprocess.Popen(limited, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(home))
+    try:
+        eventually(place.exists, "the worker listens")
+        clients = [Client(place) for _ in range(200)]
+        for client in clients:
+            assert client.ask({"type": "ping", "id": "1"})["type"] == "pong"
+            client.close()
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+
+
 async def leave_at_random(path: Path, seed: int, end: float) -> int:
     """Connects, asks, hangs up wherever it happens to be; over and over. Returns how many answers it stayed for."""
     rng, answered = random.Random(seed), 0

@@ -92,6 +92,7 @@ pub(crate) enum Local {
     /// At this address of the machine, of which the server listens on every one.
     Any(IpAddr),
     /// Through the file system.
+    #[cfg_attr(not(unix), allow(dead_code))] // Nothing listens there on other systems.
     Path,
 }
 

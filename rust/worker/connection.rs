@@ -7,11 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use serde_json::value::RawValue;
-use tokio::io::AsyncReadExt;
-use tokio::net::UnixStream;
-use tokio::net::unix::ReadHalf;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
@@ -19,6 +16,7 @@ use tokio::task::{JoinError, JoinSet};
 use crate::engine::Client;
 use crate::error::{Code, Error, Result};
 use crate::linger;
+use crate::listen::{LocalStream, gone};
 use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
 use crate::shutdown::{Reason, Stop};
 use crate::worker::frame::{Frames, Line};
@@ -58,9 +56,8 @@ pub struct Options {
 type OwnedId = Option<Box<RawValue>>;
 
 /// Serves one client until it leaves or the worker stops.
-pub(super) async fn serve(mut stream: UnixStream, model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) {
+pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) {
     let mut connection = Connection::new(model, options, idle, stop);
-    let (mut reader, writer) = stream.split();
     let mut open = true;
     while open || !connection.work.is_empty() || !connection.out.is_empty() {
         // Reading goes on while the client is slow to read, so that one that writes all its requests before it reads is not waited for in vain.
@@ -69,27 +66,27 @@ pub(super) async fn serve(mut stream: UnixStream, model: Arc<Hosted>, options: A
             biased;
             Some(line) = connection.news.recv(), if room => connection.out.extend_from_slice(&line),
             Some(ended) = connection.work.join_next_with_id() => connection.ended(ended),
-            read = read(&mut reader, connection.frames.buffer()), if open && room => match read {
+            read = read(&stream, connection.frames.buffer()), if open && room && !connection.hang_up => match read {
                 Err(_) => return, // Reset: nobody is there to be answered.
                 Ok(0) => {
                     open = false;
                     connection.finish_lines();
-                    if gone(reader.as_ref()) {
+                    if gone(&stream) {
                         return;
                     }
                 }
                 Ok(_) => connection.take_lines(),
             },
             // Readiness, or a fault that the next write meets as well.
-            _ = writer.writable(), if !connection.out.is_empty() => {}
+            _ = stream.writable(), if !connection.out.is_empty() => {}
             () = tokio::time::sleep(LOOK), if !open => {
-                if gone(reader.as_ref()) {
+                if gone(&stream) {
                     return;
                 }
             }
         }
         if !connection.out.is_empty() {
-            match writer.try_write(&connection.out) {
+            match stream.try_write(&connection.out) {
                 Ok(written) => {
                     connection.written(written);
                     linger::touch();
@@ -98,23 +95,24 @@ pub(super) async fn serve(mut stream: UnixStream, model: Arc<Hosted>, options: A
                 Err(_) => return,
             }
         }
-        if connection.hang_up || connection.stop.reason().is_some() {
+        // Whoever else is owed an answer gets it first.
+        let left = connection.hang_up && connection.work.is_empty() && connection.out.is_empty();
+        if left || connection.stop.reason().is_some() {
             return;
         }
     }
 }
 
-async fn read(stream: &mut ReadHalf<'_>, buffer: &mut bytes::BytesMut) -> std::io::Result<usize> {
+/// Waits for bytes and adds them to the buffer; nothing is added at the end of the stream.
+async fn read(stream: &LocalStream, buffer: &mut BytesMut) -> std::io::Result<usize> {
     buffer.reserve(READ);
-    stream.read_buf(buffer).await
-}
-
-/// Whether the client has closed both directions, and not only the one it writes to.
-fn gone(stream: &UnixStream) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut look = [PollFd::new(stream, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut look, Some(&now)).is_ok_and(|_| look[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
+    loop {
+        stream.readable().await?;
+        match stream.try_read_buf(buffer) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            read => return read,
+        }
+    }
 }
 
 struct Connection {
@@ -269,6 +267,16 @@ enum Answer {
     HangUp,
 }
 
+/// Whether the trouble passes by itself. Clients take an `error` for a chat as the model's own and never ask it again, and a closed connection as a
+/// reason to come back. Whoever asked for the load itself wants to hear why it failed, and may ask again after an error too.
+fn passes(error: &Error, asked_to_load: bool) -> bool {
+    match error.code {
+        Code::ShuttingDown => true,
+        Code::DownloadFailed => !asked_to_load,
+        _ => false,
+    }
+}
+
 /// What is done beside the reader.
 enum Work {
     Load,
@@ -299,6 +307,7 @@ impl Task {
                 Err(error) => return Answer::Line(line(&Reply::Error { id: self.id.as_deref(), error: &error.one_line() })),
             },
         };
+        let asked = matches!(request, Request::Load);
         let outcome = match request {
             Request::Ping => return Answer::Line(line(&Reply::Pong { id: self.id.as_deref(), tag: &self.options.tag })),
             Request::Shutdown => {
@@ -312,7 +321,10 @@ impl Task {
         Answer::Line(match outcome {
             Ok(None) => line(&Reply::Loaded { id }),
             Ok(Some(text)) => line(&Reply::Text { id, text: &text }),
-            Err(error) if error.code == Code::ShuttingDown => return Answer::HangUp,
+            Err(error) if passes(&error, asked) => {
+                tracing::warn!(%error, detail = error.detail.as_deref(), "hanging up: the client is to come again");
+                return Answer::HangUp;
+            }
             Err(error) => {
                 tracing::warn!(%error, detail = error.detail.as_deref(), "a request failed");
                 line(&Reply::Error { id, error: &error.one_line() })

@@ -1,63 +1,43 @@
-//! Where a process listens: TCP addresses and Unix sockets.
+//! A Unix socket as a place of meeting: bound under a lock, mode 0600, removed by its owner alone.
 //!
-//! A Unix socket has one owner. A lock beside it ([`crate::election`]) keeps two starts apart; within it, whatever is at the path is asked whether it
-//! answers. Only what does not answer is replaced, and only one's own socket is ever removed.
+//! The lock ([`crate::election`]) keeps two starts apart; within it, whatever is at the path is asked whether it answers. Only what does not answer
+//! is replaced, and only one's own socket is ever removed.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{UnixListener, UnixStream};
 
-use crate::config::Serve;
+use super::Files;
 use crate::election;
 use crate::error::{Code, Error, Result};
 
-/// What `emberd serve` listens on.
-#[derive(Debug)]
-pub struct Http {
-    /// The TCP address.
-    pub tcp: TcpListener,
-    /// The Unix socket beside it, and what removes it at the end.
-    pub unix: Option<(UnixListener, Seat)>,
-}
+/// A local socket that listens.
+pub type LocalListener = UnixListener;
+/// A connection to one.
+pub type LocalStream = UnixStream;
 
-/// Binds what `emberd serve` listens on. Must be called within a runtime.
+/// The next connection.
 ///
 /// # Errors
-/// An address that other machines reach, unless it is insisted on; one that is taken or not ours.
-pub async fn http(serve: &Serve) -> Result<Http> {
-    let (host, port) = (serve.host.as_str(), serve.port);
-    let found = tokio::net::lookup_host((host.trim_matches(['[', ']']), port)).await.map_err(|error| {
-        Error::new(Code::InvalidValue, format!("{host} is no address of this machine: {error}"))
-            .hint("listen on 127.0.0.1, or give another --host")
-    })?;
-    let addresses: Vec<SocketAddr> = found.collect();
-    if !addresses.iter().all(|address| address.ip().is_loopback()) && !serve.insecure {
-        return Err(Error::new(Code::InvalidValue, format!("{host} can be reached from other machines, and nothing asks them for a key"))
-            .hint("listen on 127.0.0.1, or say --insecure if you mean it"));
-    }
-    let tcp = TcpListener::bind(addresses.as_slice()).await.map_err(|error| {
-        Error::new(Code::ServerError, format!("could not listen on {host}, port {port}: {error}"))
-            .hint("another emberd may run already; give another --port")
-    })?;
-    let unix = serve.uds.as_deref().map(|path| claim(path, "a server is already listening on", Files::Kept)).transpose()?;
-    Ok(Http { tcp, unix })
+/// When the process has no descriptor left, for one.
+pub async fn accept(listener: &mut LocalListener) -> std::io::Result<LocalStream> {
+    Ok(listener.accept().await?.0)
 }
 
-/// What becomes of a regular file where a socket is to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Files {
-    /// It is replaced: the path is known to be a worker's.
-    Replaced,
-    /// It is somebody's, and the start is refused.
-    Kept,
+/// Whether the other side has closed both directions, and not only the one it writes to.
+#[must_use]
+pub fn gone(stream: &LocalStream) -> bool {
+    let mut look = [PollFd::new(stream, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut look, Some(&now)).is_ok_and(|_| look[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
 }
 
 /// The longest path a socket address holds, without its final zero byte.
