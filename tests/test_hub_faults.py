@@ -258,15 +258,25 @@ def test_a_setting_that_is_no_number_is_said(name: str, hub: Hub, home: Path) ->
     refused(pulls(hub, home, **{name: "soon"}), f"{name} is 'soon'", "give a number")
 
 
-def test_the_worker_says_why_on_one_line_and_tries_again(hub: Hub, place: Path, home: Path) -> None:
-    hub.faults[""] = Fault(status=404)
-    with asks(place, home, hub) as one, one.connect() as client:
+@pytest.mark.parametrize(("status", "lasting"), [(404, True), (500, False)])
+def test_the_worker_says_why_on_one_line_and_tries_again(
+    status: int, lasting: bool, hub: Hub, place: Path, home: Path
+) -> None:
+    hub.faults[""] = Fault(status=status)
+    with asks(place, home, hub) as one:
         for request in ({"type": "load", "id": 1}, chat(2)):
-            reply = client.ask(request)
-            assert reply["error"].startswith(
-                f"{REPO} could not be fetched from {hub.address}: there is no such thing (HTTP 404) (hint: "
-            )
-            assert "\n" not in reply["error"]
+            with one.connect() as client:
+                client.send(request)
+                if request["type"] == "chat" and not lasting:
+                    # An error would be taken as the model's own, and the model never be asked again.
+                    assert client.rest() == []
+                    continue
+                reply = client.read()
+                assert (reply["type"], reply["id"]) == ("error", request["id"])
+                assert reply["error"].startswith(f"{REPO} could not be fetched from {hub.address}: ")
+                assert f"(HTTP {status}) (hint: " in reply["error"]
+                assert "\n" not in reply["error"]
         hub.faults.clear()
-        assert "cannot be loaded" in client.ask({"type": "load", "id": 3})["error"]
+        with one.connect() as client:
+            assert "cannot be loaded" in client.ask({"type": "load", "id": 3})["error"]
         whole(hub, home)

@@ -152,11 +152,12 @@ class Fetch:
             names, graph = wanted(items, form, graphs)
         if form == "onnx" and graph is None:
             others = ", ".join(sorted(name for name in items if name.endswith(".onnx"))) or "no .onnx file at all"
-            raise Trouble(
-                f"{self.repo} has no {graphs[0]}", f"it has {others}; PI_TINY_DTYPE says which weights are meant"
-            )
+            hint = f"it has {others}; PI_TINY_DTYPE says which weights are meant"
+            raise Trouble(f"{self.repo} has no {graphs[0]}", hint, lasting=True)
         if form == "mlx" and not any(name.endswith(".safetensors") for name in names):
-            raise Trouble(f"{self.repo} has no .safetensors file", "give a repository with weights for MLX")
+            raise Trouble(
+                f"{self.repo} has no .safetensors file", "give a repository with weights for MLX", lasting=True
+            )
         return commit, [
             Item(name, size, sha256) for name in names for size, sha256 in (items[name],) if size is not None
         ]
@@ -324,7 +325,7 @@ def _number(name: str, default: float) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e6:
-        raise Trouble(f"{name} is {text!r}", "give a number, or unset it")
+        raise Trouble(f"{name} is {text!r}", "give a number, or unset it", lasting=True)
     return number
 
 
@@ -370,13 +371,13 @@ def main() -> NoReturn:
     except ImportError as error:
         traceback.print_exc()
         what = f"models of a hub need {error.name}, which cannot be imported"
-        say("error", message=what, hint="pip install huggingface_hub")
+        say("error", message=what, hint="pip install huggingface_hub", lasting=True)
     except Exception as error:
         traceback.print_exc()
         trouble = error if isinstance(error, Trouble) or where is None else explain(error, where, None)
         if not isinstance(trouble, Trouble):
             trouble = Trouble(f"{given.repo} could not be fetched: {text(trouble)}", "the log has the detail")
-        say("error", message=trouble.message, hint=trouble.hint)
+        say("error", message=trouble.message, hint=trouble.hint, lasting=trouble.lasting)
     sys.stderr.flush()
     os._exit(code)
 

@@ -14,11 +14,16 @@ AGAIN = "load the model again: what has come is kept"
 
 
 class Trouble(Exception):
-    """Why there is no model: what happened, and what to do. `passing` trouble may be over with the next attempt, after `wait` seconds."""
+    """Why there is no model: what happened, and what to do.
 
-    def __init__(self, message: str, hint: str, passing: bool = False, wait: float | None = None) -> None:
+    `passing` trouble may be over with the next attempt, after `wait` seconds; `lasting` trouble stays until a person does something about it.
+    """
+
+    def __init__(
+        self, message: str, hint: str, passing: bool = False, wait: float | None = None, lasting: bool = False
+    ) -> None:
         super().__init__(message)
-        self.message, self.hint, self.passing, self.wait = message, hint, passing, wait
+        self.message, self.hint, self.passing, self.wait, self.lasting = message, hint, passing, wait, lasting
 
 
 @dataclass
@@ -61,12 +66,13 @@ def explain(error: Exception, where: Where, name: str | None) -> Trouble:
     what = f"{where.of(name)} could not be fetched"
     terms = f"accept its terms at {where.hub}/{where.repo}, then {LOGIN}"
     if isinstance(error, GatedRepoError):
-        return Trouble(f"{where.repo} is only for those who have accepted its terms", terms)
+        return Trouble(f"{where.repo} is only for those who have accepted its terms", terms, lasting=True)
     if isinstance(error, HfHubHTTPError):
         after = error.response.headers.get("retry-after") or ""
         wait = float(after) if re.fullmatch(r"\d{1,9}", after) else None
         message, hint, passing = _status(error.response.status_code, where, terms, wait)
-        return Trouble(f"{what} from {where.hub}: {message}", hint, passing, wait)
+        lasting = error.response.status_code in (401, 403, 404)
+        return Trouble(f"{what} from {where.hub}: {message}", hint, passing, wait, lasting)
     network = "check the network, proxies and HF_ENDPOINT, then load the model again"
     unreachable = f"{what}: the hub at {where.hub} cannot be reached: {text(error)}"
     if isinstance(error, http.ConnectError | http.ConnectTimeout):

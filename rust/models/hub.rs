@@ -87,7 +87,8 @@ impl Fetcher<'_> {
     /// The folder of the model, whole: found on this machine, else fetched.
     ///
     /// # Errors
-    /// `download_failed` with what went wrong, for whom and what to do; `shutting_down` when it was cancelled.
+    /// What went wrong, with which file, and what to do: `download_failed` where another attempt may do better, `model_load_failed` where it will not;
+    /// `shutting_down` when it was cancelled.
     pub fn ensure(&self, repo: &Repo, sink: Sink<'_>) -> Result<PathBuf> {
         if let Some(folder) = self.here(repo) {
             return Ok(folder);
@@ -95,7 +96,7 @@ impl Fetcher<'_> {
         let snapshot = self.snapshot(repo);
         if places::offline(self.env) {
             return snapshot.map_err(|reason| {
-                Error::new(Code::DownloadFailed, format!("{} is not on this machine, and HF_HUB_OFFLINE is set: {reason}", repo.name))
+                Error::new(Code::ModelLoadFailed, format!("{} is not on this machine, and HF_HUB_OFFLINE is set: {reason}", repo.name))
                     .hint("unset HF_HUB_OFFLINE, or fetch the model where there is a network")
             });
         }
@@ -165,8 +166,13 @@ enum Said {
     Done { name: String },
     /// All are.
     Ready,
-    /// It did not work.
-    Error { message: String, hint: String },
+    /// It did not work. What lasts stays until a person does something about it: a name that is none, a licence that was not accepted.
+    Error {
+        message: String,
+        hint: String,
+        #[serde(default)]
+        lasting: bool,
+    },
 }
 
 #[derive(Debug, Deserialize)]
@@ -216,7 +222,10 @@ impl<'a> Heard<'a> {
             }
             Said::Done { name } => (self.sink)(Progress::Done { model: model(), file: name }),
             Said::Ready => self.ready = true,
-            Said::Error { message, hint } => self.error = Some(Error::new(Code::DownloadFailed, message).hint(hint)),
+            Said::Error { message, hint, lasting } => {
+                let code = if lasting { Code::ModelLoadFailed } else { Code::DownloadFailed };
+                self.error = Some(Error::new(code, message).hint(hint));
+            }
         }
     }
 }

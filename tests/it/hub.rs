@@ -111,6 +111,8 @@ fn what_the_process_says_went_wrong_is_the_error_and_its_log_the_detail() {
     let error = rig.error();
     assert_eq!((error.code, &*error.message, error.hint.as_deref()), (Code::DownloadFailed, "no luck", Some("try again")));
     assert_eq!(error.detail.as_deref(), Some("a traceback"));
+    let rig = Rig::new(r#"echo '{"event":"error","message":"no such thing","hint":"check the name","lasting":true}'; exit 1"#);
+    assert_eq!(rig.error().code, Code::ModelLoadFailed);
 }
 
 #[test]
