@@ -12,13 +12,16 @@ use std::time::Duration;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Command, Config, Engine, EngineName, Serve, Worker};
+use crate::config::{self, Command, Config, Engine, EngineName, Serve, Worker};
 use crate::engine::host::launcher;
 use crate::engine::{Launch, Launcher, Launches};
 use crate::error::{Code, Error, Result};
 use crate::models::Models;
+use crate::models::catalog::{self, Asked, Source};
 use crate::models::fetch::Shelf;
+use crate::models::table::Form;
 use crate::shutdown::Stop;
+use crate::worker::launch;
 use crate::{chat, linger, listen, shelf, worker};
 
 /// Work on other threads (downloads, tokenising) that a stopping process waits for.
@@ -36,10 +39,19 @@ pub struct App {
 }
 
 impl App {
-    /// Parses the arguments (without the program's name) and starts what they say. `python` is an interpreter that can run pip.
+    /// Parses the arguments (without the program's name) and starts what they say. `python` is the interpreter that this runs in; it can run pip.
+    /// Must be called on the process's first thread, which gives the process its name.
     #[must_use]
     pub fn start(args: Vec<OsString>, python: Option<PathBuf>) -> Self {
         let ended = |code| Self { launches: None, doors: None, code };
+        let launch = match launch::read(&args, |name| std::env::var_os(name)) {
+            Ok(launch) => launch,
+            Err(error) => {
+                complain(&error, true);
+                return ended(1);
+            }
+        };
+        let (args, warnings) = launch.map_or((args, Vec::new()), |launch| (launch.arguments, launch.warnings));
         let mut config = match Config::try_parse_from(std::iter::once("emberd".into()).chain(args)) {
             Ok(config) => config,
             Err(error) => {
@@ -47,21 +59,34 @@ impl App {
                 return ended(u8::try_from(error.exit_code()).unwrap_or(2));
             }
         };
+        let program = python.clone();
         config.python = config.python.or(python);
         if let Err(error) = log(&config) {
-            complain(&error);
+            complain(&error, false);
             return ended(2);
         }
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        let detached = match &config.command {
+            Command::Worker(worker) if worker.detached => {
+                worker::daemon::detach(&worker.model_key);
+                true
+            }
+            _ => false,
+        };
         let queue = match &config.command {
             Command::Serve(serve) => serve.engine.queue,
             Command::Worker(worker) => worker.engine.queue,
             Command::Chat(_) | Command::Models(_) => 0,
+            #[cfg(unix)]
+            Command::Omp(_) => 0,
         };
         let (launcher, launches) = launcher(queue);
         let doors = std::thread::Builder::new().name("emberd doors".into()).spawn(move || {
-            let code = run(&config, &launcher).unwrap_or_else(|error| {
+            let code = run(&config, program, &launcher).unwrap_or_else(|error| {
                 tracing::debug!(detail = error.detail.as_deref(), "failed");
-                complain(&error);
+                complain(&error, detached);
                 1
             });
             launcher.close();
@@ -70,7 +95,7 @@ impl App {
         match doors {
             Ok(doors) => Self { launches: Some(launches), doors: Some(doors), code: 0 },
             Err(error) => {
-                complain(&Error::new(Code::ServerError, format!("could not start a thread: {error}")));
+                complain(&Error::new(Code::ServerError, format!("could not start a thread: {error}")), detached);
                 ended(1)
             }
         }
@@ -91,10 +116,10 @@ impl App {
     }
 }
 
-/// Errors go to standard error in the form of the command line's own.
+/// Errors go to standard error in the form of the command line's own; to a program that launches workers, in nothing but their words.
 #[allow(clippy::print_stderr)]
-fn complain(error: &Error) {
-    eprintln!("error: {error}");
+fn complain(error: &Error, plain: bool) {
+    eprintln!("{}{error}", if plain { "" } else { "error: " });
 }
 
 fn log(config: &Config) -> Result<()> {
@@ -108,7 +133,7 @@ fn log(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn run(config: &Config, launcher: &Launcher) -> Result<u8> {
+fn run(config: &Config, program: Option<PathBuf>, launcher: &Launcher) -> Result<u8> {
     // One thread for all sockets: it starts faster and takes less memory, and no wake-up goes from one to another. With two threads on two cores the
     // first event of an answer came after 2.1-2.5 times what bare hyper needs, with one after 1.2-1.4; one sends over a million events a second. What
     // takes longer than some microseconds (long prompts, files) is done on other threads.
@@ -117,7 +142,7 @@ fn run(config: &Config, launcher: &Launcher) -> Result<u8> {
         .build()
         .map_err(|error| Error::new(Code::ServerError, format!("could not start the runtime: {error}")))?;
     runtime.spawn(linger::run());
-    let code = runtime.block_on(command(config, launcher));
+    let code = runtime.block_on(command(config, program, launcher));
     runtime.shutdown_timeout(LAST_WORK);
     code
 }
@@ -137,7 +162,8 @@ fn more_descriptors() {
 #[cfg(not(unix))]
 fn more_descriptors() {}
 
-async fn command(config: &Config, launcher: &Launcher) -> Result<u8> {
+#[cfg_attr(not(unix), allow(unused_variables))] // Of use to commands that are not everywhere.
+async fn command(config: &Config, program: Option<PathBuf>, launcher: &Launcher) -> Result<u8> {
     let stop = Stop::default();
     let on_signals = || stop.on_signals().map_err(|error| Error::new(Code::ServerError, format!("could not listen to signals: {error}")));
     match &config.command {
@@ -150,27 +176,48 @@ async fn command(config: &Config, launcher: &Launcher) -> Result<u8> {
         Command::Worker(worker) => {
             more_descriptors();
             on_signals()?;
-            let models = models(config, std::slice::from_ref(&worker.model), &worker.engine, launcher);
+            let models = worker_model(config, worker, launcher);
             tiny(worker, models, stop).await
         }
         Command::Chat(ask) => chat::run(ask).await,
+        #[cfg(unix)]
+        Command::Omp(what) => crate::omp::run(what, config.home.as_deref(), program).await,
         Command::Models(what) => {
             on_signals()?;
-            shelf::run(what, Shelf::new(config.home()?, config.python.clone()), stop).await
+            shelf::run(what, models_shelf(config)?, stop).await
         }
     }
 }
 
 fn models(config: &Config, names: &[String], engine: &Engine, launcher: &Launcher) -> Result<Models> {
-    let name = match engine.name {
+    Models::new(names, models_shelf(config)?, launcher.clone(), engine_name(engine), engine.settings())
+}
+
+fn worker_model(config: &Config, worker: &Worker, launcher: &Launcher) -> Result<Models> {
+    let engine = engine_name(&worker.engine);
+    // A variable that is set to nothing says nothing.
+    let model = worker.model.as_deref().filter(|model| !model.is_empty());
+    let asked = Asked { model, repo: worker.repo.as_deref(), dir: worker.dir.as_deref(), key: &worker.model_key };
+    // An engine without a model has no use for one: nothing is looked for.
+    let served = match engine {
+        "mock" | "echo" => (model.unwrap_or(&worker.model_key).to_owned(), Source::Builtin),
+        _ => catalog::of_worker(asked, Form::of(engine))?,
+    };
+    Models::of(vec![served], models_shelf(config)?, launcher.clone(), engine, worker.engine.settings())
+}
+
+fn engine_name(engine: &Engine) -> &'static str {
+    match engine.name {
         // ONNX Runtime is the one engine with a model so far; a better one for a machine would be chosen here.
         EngineName::Auto | EngineName::Onnx => "onnx",
         EngineName::Mlx => "mlx",
         EngineName::Echo => "echo",
         EngineName::Mock => "mock",
-    };
-    let shelf = Shelf::new(config.home()?, config.python.clone());
-    Models::new(names, shelf, launcher.clone(), name, engine.settings())
+    }
+}
+
+fn models_shelf(config: &Config) -> Result<Shelf> {
+    Ok(Shelf::new(config.home()?, config.python.clone()).with_dtype(config::dtype()))
 }
 
 async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {
@@ -183,6 +230,9 @@ async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8
     let models = models?;
     // The one line that a worker says there: it is bound. A launcher that does not care to hear it is no reason to end.
     let _ = writeln!(std::io::stdout(), "omp tiny worker listening on {}", seat.path().display());
+    if options.detached {
+        worker::daemon::end_stdout();
+    }
     let model = Arc::clone(models.default_model());
     let door = worker::Options {
         model_key: options.model_key.clone(),

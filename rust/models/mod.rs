@@ -1,7 +1,7 @@
 //! Models: their names, how they get here, what their folders hold, and those that this process serves.
 //!
-//! [`catalog`] says what a name means, [`fetch`] brings it here ([`pip`] from the package index, [`import`] from GGUF to an engine's form),
-//! [`folder`] checks that it is whole. [`hosted`] is a model in service and [`answer`] what it says. Doors come in through [`Models`].
+//! [`catalog`] says what a name means, with the [`table`] of keys, [`fetch`] brings it here ([`pip`] from the package index, [`hub`] from a Hugging Face
+//! hub, [`import`] from GGUF to an engine's form), [`folder`] and [`whole`] check that it is whole. [`hosted`] is a model in service and [`answer`] what it says. Doors come in through [`Models`].
 
 pub mod answer;
 mod builtin;
@@ -10,13 +10,18 @@ pub mod fetch;
 pub mod folder;
 pub mod gguf;
 pub mod hosted;
+pub mod hub;
 pub mod import;
 pub mod llama;
 pub mod onnx;
 pub mod output;
 pub mod pip;
+pub mod places;
 pub mod progress;
+pub mod records;
+pub mod table;
 pub mod tokenizer;
+pub mod whole;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +33,7 @@ use crate::engine::{Launcher, Settings};
 use crate::error::{Code, Error, Result};
 use crate::models::catalog::Source;
 use crate::models::fetch::Shelf;
+use crate::models::table::Form;
 
 /// All models that this process serves; the first is the default. Cloning is cheap.
 #[derive(Clone)]
@@ -56,11 +62,22 @@ impl Models {
     /// # Errors
     /// `model_not_found` for a name or path that means nothing, `invalid_value` when two would be served under one name or there is none.
     pub fn new(names: &[String], shelf: Shelf, launcher: Launcher, engine: &str, settings: Settings) -> Result<Self> {
+        let source = |name: &String| {
+            let source = if matches!(engine, "mock" | "echo") { Source::Builtin } else { catalog::resolve(name, Form::of(engine))? };
+            Ok((catalog::served_name(&source, name), source))
+        };
+        Self::of(names.iter().map(source).collect::<Result<_>>()?, shelf, launcher, engine, settings)
+    }
+
+    /// The models of these sources, each under its name. `engine` runs them all; one without a model serves its own vocabulary under each name.
+    ///
+    /// # Errors
+    /// `invalid_value` when two would be served under one name or there is none.
+    pub fn of(sources: Vec<(String, Source)>, shelf: Shelf, launcher: Launcher, engine: &str, settings: Settings) -> Result<Self> {
         let shared = hosted::Shared { shelf: shelf.clone(), launcher, engine: engine.to_owned(), settings };
-        let mut hosted: Vec<Arc<Hosted>> = Vec::with_capacity(names.len());
-        for name in names {
-            let source = if matches!(engine, "mock" | "echo") { Source::Builtin } else { catalog::resolve(name)? };
-            let id = catalog::served_name(&source, name);
+        let mut hosted: Vec<Arc<Hosted>> = Vec::with_capacity(sources.len());
+        for (id, source) in sources {
+            let source = if matches!(engine, "mock" | "echo") { Source::Builtin } else { source };
             if hosted.iter().any(|other| other.id() == id) {
                 return Err(Error::new(Code::InvalidValue, format!("two models would be served as {id:?}"))
                     .hint("rename one of the folders or files"));

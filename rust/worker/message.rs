@@ -5,13 +5,14 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::{Code, Error};
 use crate::json;
-use crate::models::progress::{Progress, Stage};
+use crate::models::progress::{Part, Progress, Stage};
 use crate::prompt::{Role, Turn};
 
 /// What a client asks for.
@@ -240,9 +241,12 @@ pub struct Event<'a> {
     /// Bytes so far.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loaded: Option<u64>,
-    /// Bytes in all.
+    /// Bytes in all: of the file, and with `progress_total` of all files together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
+    /// Each file with its bytes so far and in all, with `progress_total`.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "by_name")]
+    pub files: Option<&'a [Part]>,
     /// What the model is for, with `ready`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<&'static str>,
@@ -251,9 +255,30 @@ pub struct Event<'a> {
     pub model: Option<&'a str>,
 }
 
+/// A map from a file's name to `{"loaded","total"}`.
+fn by_name<S: Serializer>(parts: &Option<&[Part]>, to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Bytes {
+        loaded: u64,
+        total: u64,
+    }
+    let parts = parts.unwrap_or_default();
+    let mut map = to.serialize_map(Some(parts.len()))?;
+    for Part { file, done, total } in parts {
+        map.serialize_entry(file, &Bytes { loaded: *done, total: *total })?;
+    }
+    map.end()
+}
+
+/// A percentage.
+#[allow(clippy::cast_precision_loss)]
+fn percent(done: u64, total: u64) -> f64 {
+    if total == 0 { 100.0 } else { (done as f64) * 100.0 / (total as f64) }
+}
+
 impl<'a> Event<'a> {
     fn bare(model_key: &'a str, status: &'static str) -> Self {
-        Self { model_key, status, name: None, file: None, progress: None, loaded: None, total: None, task: None, model: None }
+        Self { model_key, status, name: None, file: None, progress: None, loaded: None, total: None, files: None, task: None, model: None }
     }
 
     /// The model answers from now on.
@@ -272,17 +297,27 @@ impl<'a> Event<'a> {
                 [Some(event("initiate")), Some(event("download"))]
             }
             Progress::Advance { model, file, stage: Stage::Download, done, total } => {
-                #[allow(clippy::cast_precision_loss)] // A percentage.
-                let progress = if *total == 0 { 100.0 } else { (*done as f64) * 100.0 / (*total as f64) };
-                let event = |status, file| Self {
+                let event = Self {
                     name: Some(model),
-                    file,
-                    progress: Some(progress),
+                    file: Some(file),
+                    progress: Some(percent(*done, *total)),
                     loaded: Some(*done),
                     total: Some(*total),
-                    ..Self::bare(model_key, status)
+                    ..Self::bare(model_key, "progress")
                 };
-                [Some(event("progress", Some(file))), Some(event("progress_total", None))]
+                [Some(event), None]
+            }
+            Progress::Whole { model, parts } => {
+                let (done, total) = parts.iter().fold((0, 0), |(done, total), part| (done + part.done, total + part.total));
+                let event = Self {
+                    name: Some(model),
+                    progress: Some(percent(done, total)),
+                    loaded: Some(done),
+                    total: Some(total),
+                    files: Some(parts),
+                    ..Self::bare(model_key, "progress_total")
+                };
+                [Some(event), None]
             }
             Progress::Advance { .. } => [None, None],
             Progress::Done { model, file } => [Some(Self { name: Some(model), file: Some(file), ..Self::bare(model_key, "done") }), None],

@@ -1,11 +1,14 @@
 //! The worker door: one model behind a local socket, newline-delimited JSON, shared by all programs of a user, gone by itself when idle.
 //!
 //! [`message`] has the wire types, [`frame`] cuts a byte stream into lines, [`connection`] serves one client, [`idle`] decides when nobody needs the
-//! worker any more. Nothing is loaded before a client asks for it.
+//! worker any more. [`launch`] understands how omp starts its workers, [`daemon`] does what such a launcher expects. Nothing is loaded before a client asks
+//! for it.
 
 mod connection;
+pub mod daemon;
 mod frame;
 mod idle;
+pub mod launch;
 pub mod message;
 
 use std::sync::Arc;

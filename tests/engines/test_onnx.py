@@ -18,7 +18,7 @@ from emberd import loop
 from emberd.kv import KvCache, Layer
 from emberd.onnx import BURST_CHUNKS, OnnxEngine
 from emberd.rows import Rows
-from emberd.session import Model, physical_cores
+from emberd.session import Model, find_graph, physical_cores
 from fakeport import Admit, Cancel, FakePort, Launch, Sampling, Settings
 
 
@@ -204,6 +204,39 @@ def test_a_prompt_in_prefill_is_not_disturbed_when_running_answers_leave(onnx_ca
 def test_a_missing_file_is_named(file: str, tmp_path: Path) -> None:
     (tiny.build(tmp_path) / file).unlink()
     assert f"holds no {file}" in refusal(tmp_path)
+
+
+def test_the_graph_is_the_one_of_the_dtype_wherever_a_repository_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PI_TINY_DTYPE", raising=False)
+    (tmp_path / "onnx").mkdir()
+    places = ("model.onnx", "model_q4.onnx", "onnx/model_q4.onnx")
+    for place in places:
+        (tmp_path / place).touch()
+        assert find_graph(tmp_path) == tmp_path / place
+    for dtype, place in {
+        "fp32": "onnx/model.onnx",
+        "q8": "onnx/model_quantized.onnx",
+        " FP16 ": "onnx/model_fp16.onnx",
+    }.items():
+        assert find_graph(tmp_path, dtype) == tmp_path / "model.onnx"
+        (tmp_path / place).touch()
+        assert find_graph(tmp_path, dtype) == tmp_path / place
+    monkeypatch.setenv("PI_TINY_DTYPE", "fp16")
+    assert find_graph(tmp_path) == tmp_path / "onnx/model_fp16.onnx"
+    for default in ("", "default", "auto", "q4"):
+        assert find_graph(tmp_path, default) == tmp_path / "onnx/model_q4.onnx"
+
+
+def test_a_repositorys_graph_is_run_as_one_at_the_root_is(onnx_case: Case, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    folder = tiny.build(tmp_path)
+    (folder / "onnx").mkdir()
+    (folder / "model.onnx").rename(folder / "onnx" / "model_q4.onnx")
+    moved = replace(onnx_case, folder=folder)
+    assert moved.single(prompt(5, 20), 25) == onnx_case.single(prompt(5, 20), 25)
 
 
 def test_a_damaged_graph_is_named(tmp_path: Path) -> None:

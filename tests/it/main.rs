@@ -11,6 +11,7 @@ mod http_limits;
 mod http_shutdown;
 mod http_stream;
 mod http_support;
+mod hub;
 mod listen;
 mod messages;
 mod models;

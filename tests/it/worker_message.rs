@@ -1,9 +1,10 @@
 //! What a line means: requests with all their variants, and the refusals of everything else.
 
 use emberd::error::Code;
+use emberd::models::progress::{Part, Progress, Stage};
 use emberd::prompt::Role;
-use emberd::worker::Request;
 use emberd::worker::message::{Chat, parse};
+use emberd::worker::{Event, Request};
 use proptest::prelude::*;
 
 fn chat(line: &str) -> Chat {
@@ -95,6 +96,36 @@ fn what_is_no_request_is_refused_with_what_it_is() {
     assert_eq!(refused(format!(r#"{{"type":"chat","messages":{}"#, "[".repeat(100_000))).0, Code::InvalidJson);
     let (_, message) = refused(format!(r#"{{"type":"{}"}}"#, "x".repeat(1 << 20)));
     assert!(message.len() < 200, "what a client sent does not come back whole");
+}
+
+#[test]
+fn a_downloads_news_are_events_as_clients_know_them() {
+    let (model, file) = ("org/name".to_owned(), "onnx/model_q4.onnx".to_owned());
+    let parts = [Part { file: "config.json".into(), done: 10, total: 10 }, Part { file: file.clone(), done: 20, total: 90 }];
+    let told = |news: &Progress| -> Vec<String> {
+        Event::of("key", news).iter().flatten().map(|event| serde_json::to_string(event).unwrap()).collect()
+    };
+    let advance = |stage, done, total| Progress::Advance { model: model.clone(), file: file.clone(), stage, done, total };
+    let about = r#"{"modelKey":"key","status":"#;
+    let named = r#""name":"org/name","file":"onnx/model_q4.onnx""#;
+    for (news, expected) in [
+        (
+            Progress::Initiate { model: model.clone(), file: file.clone() },
+            vec![format!(r#"{about}"initiate",{named}}}"#), format!(r#"{about}"download",{named}}}"#)],
+        ),
+        (advance(Stage::Download, 20, 80), vec![format!(r#"{about}"progress",{named},"progress":25.0,"loaded":20,"total":80}}"#)]),
+        (advance(Stage::Download, 0, 0), vec![format!(r#"{about}"progress",{named},"progress":100.0,"loaded":0,"total":0}}"#)]),
+        (advance(Stage::Import, 1, 2), vec![]),
+        (
+            Progress::Whole { model: model.clone(), parts: parts.into() },
+            vec![format!(
+                r#"{about}"progress_total","name":"org/name","progress":30.0,"loaded":30,"total":100,"files":{{"config.json":{{"loaded":10,"total":10}},"onnx/model_q4.onnx":{{"loaded":20,"total":90}}}}}}"#
+            )],
+        ),
+        (Progress::Done { model: model.clone(), file: file.clone() }, vec![format!(r#"{about}"done",{named}}}"#)]),
+    ] {
+        assert_eq!(told(&news), expected, "{news:?}");
+    }
 }
 
 proptest! {

@@ -84,9 +84,11 @@ class Worker:
 
 
 @contextmanager
-def worker(path: Path, *options: str | Path, engine: str = "mock", home: Path, **env: str) -> Iterator[Worker]:
+def worker(
+    path: Path, *options: str | Path, engine: str = "mock", key: str = KEY, home: Path, **env: str
+) -> Iterator[Worker]:
     """A worker at `path`, from the moment that it listens until the block ends."""
-    arguments = ("worker", "--socket", path, "--model-key", KEY, "--tag", TAG, "--engine", engine, *options)
+    arguments = ("worker", "--socket", path, "--model-key", key, "--tag", TAG, "--engine", engine, *options)
     with emberd(*arguments, home=home, **env) as process:
         process.line(f"listening on {path}")
         yield Worker(process, path)

@@ -1,0 +1,226 @@
+//! omp's folders, found as omp finds them: the variables, the profile, and the XDG folders where omp has moved into them.
+//!
+//! Settings in omp's own `.env` files are not read: whoever has the folders there gives the variables to emberd as well.
+
+use std::ffi::OsString;
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use super::Variables;
+use crate::error::{Code, Error, Result};
+
+/// The version of mlx-lm that omp pins, which is part of the environment's path.
+pub const MLX_LM: &str = "0.31.3";
+
+/// Where omp has what concerns its workers, and where the user's services are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// The sockets of omp's workers.
+    pub run: PathBuf,
+    /// The Python environment from which omp runs its MLX worker.
+    pub runtime: PathBuf,
+    /// Definitions of the user's services: units of systemd, or agents of launchd.
+    pub services: PathBuf,
+    /// The profile, where it is not the default one.
+    pub profile: Option<String>,
+}
+
+impl Places {
+    /// The folders that these variables mean. Nothing is made.
+    ///
+    /// # Errors
+    /// When there is no home folder, or the profile has a name that omp would not take.
+    pub fn find(variable: Variables<'_>) -> Result<Self> {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let Some(home) = given("HOME").map(PathBuf::from).filter(|home| home.is_absolute()) else {
+            return Err(Error::new(Code::InvalidValue, "no home folder: HOME is not an absolute path"));
+        };
+        let profile = match variable("OMP_PROFILE") {
+            Some(profile) => self::profile(&profile)?,
+            None => variable("PI_PROFILE").map_or(Ok(None), |profile| self::profile(&profile))?,
+        };
+        let root = joined(&home, Path::new(&given("PI_CONFIG_DIR").unwrap_or_else(|| ".omp".into())));
+        let of_profile = |profile: &Option<String>| profile.as_ref().map_or_else(|| root.clone(), |name| root.join("profiles").join(name));
+        let config = of_profile(&profile);
+        let default_agent = config.join("agent");
+        let agent = match given("PI_CODING_AGENT_DIR").map(PathBuf::from) {
+            Some(agent) if profile.is_none() && !left_by_a_profile(&agent, variable, of_profile) => {
+                std::path::absolute(&agent).map_err(|error| Error::io(Code::InvalidValue, "use the folder", &agent, &error))?
+            }
+            _ => default_agent.clone(),
+        };
+        let moved = |name: &str| {
+            let base = given(name).map(PathBuf::from).filter(|_| agent == default_agent)?;
+            let folder = profile.as_ref().map_or_else(|| base.join("omp"), |name| base.join("omp/profiles").join(name));
+            folder.exists().then_some(folder)
+        };
+        let cache = moved("XDG_CACHE_HOME").unwrap_or_else(|| agent.clone()).join("cache");
+        let services = if cfg!(target_os = "macos") {
+            home.join("Library/LaunchAgents")
+        } else {
+            let config = given("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+            config.unwrap_or_else(|| home.join(".config")).join("systemd/user")
+        };
+        Ok(Self {
+            run: moved("XDG_STATE_HOME").unwrap_or(config).join("run/tiny"),
+            runtime: cache.join("tiny-mlx-runtime").join(format!("mlx-lm-{MLX_LM}")),
+            services,
+            profile,
+        })
+    }
+
+    /// The name of the files of a worker, without their ending.
+    #[must_use]
+    pub fn base(key: &str, backend: &str) -> String {
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&letter);
+        format!("{key}-{backend}").chars().map(|letter| if plain(letter) { letter } else { '_' }).collect()
+    }
+
+    /// The socket of the ONNX worker for a model.
+    #[must_use]
+    pub fn socket(&self, key: &str) -> PathBuf {
+        self.run.join(format!("{}.sock", Self::base(key, "onnx")))
+    }
+
+    /// Keeps omp from making its MLX environment meanwhile, in the way omp keeps its processes apart where it has MLX; the lock goes with the file.
+    ///
+    /// # Errors
+    /// When omp is at it.
+    pub fn lock_runtime(&self) -> Result<File> {
+        let mut path = self.runtime.clone().into_os_string();
+        path.push(".install.lock");
+        let path = PathBuf::from(path);
+        let io = |error: &std::io::Error| Error::io(Code::ServerError, "lock", &path, error);
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(|error| io(&error))?;
+        }
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(|error| io(&error))?;
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::new(Code::ServerError, format!("omp is making its environment in {}", self.runtime.display()))
+                    .hint("wait until it is done"))
+            }
+            Err(TryLockError::Error(error)) => Err(io(&error)),
+        }
+    }
+}
+
+/// A path appended to a folder as omp does it: a slash at its beginning does not count, and a step up takes the folder before it away.
+fn joined(folder: &Path, path: &Path) -> PathBuf {
+    let mut all = folder.to_path_buf();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => all.push(name),
+            Component::ParentDir => {
+                all.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    all
+}
+
+/// Whether an agent folder is what another omp, with a profile, has left in the environment of one that has been told to have none.
+fn left_by_a_profile(agent: &Path, variable: Variables<'_>, of_profile: impl Fn(&Option<String>) -> PathBuf) -> bool {
+    let left = variable("PI_PROFILE").and_then(|profile| self::profile(&profile).ok()).flatten();
+    left.is_some() && agent == of_profile(&left).join("agent")
+}
+
+/// A profile's name; `None` is the default profile.
+fn profile(given: &OsString) -> Result<Option<String>> {
+    let name = given.to_string_lossy();
+    let name = name.trim();
+    if name.is_empty() || name == "default" {
+        return Ok(None);
+    }
+    let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    let rest = |letter: char| plain(letter) || ['.', '_', '-'].contains(&letter);
+    if name.len() > 64 || !name.starts_with(plain) || !name.chars().all(rest) || name.ends_with('.') {
+        return Err(
+            Error::new(Code::InvalidValue, format!("{name:?} is no name of a profile of omp's")).hint("check OMP_PROFILE and PI_PROFILE")
+        );
+    }
+    Ok(Some(name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(variables: &[(&str, &str)]) -> Places {
+        Places::find(&|name| variables.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| value.into())).unwrap()
+    }
+
+    fn of(variables: &[(&str, &str)]) -> (String, String) {
+        let mut all = vec![("HOME", "/home/ada")];
+        all.extend(variables);
+        let places = found(&all);
+        (places.run.display().to_string(), places.runtime.display().to_string())
+    }
+
+    fn both(root: &str, cache: &str) -> (String, String) {
+        (format!("{root}/run/tiny"), format!("{cache}/cache/tiny-mlx-runtime/mlx-lm-0.31.3"))
+    }
+
+    #[test]
+    fn each_variable_moves_what_it_moves_for_omp() {
+        let (omp, agent) = ("/home/ada/.omp", "/home/ada/.omp/agent");
+        let (work, of_work) = ("/home/ada/.omp/profiles/work", "/home/ada/.omp/profiles/work/agent");
+        type Row<'a> = (&'a [(&'a str, &'a str)], (&'a str, &'a str));
+        let table: &[Row<'_>] = &[
+            (&[], (omp, agent)),
+            (&[("PI_CONFIG_DIR", ""), ("PI_CODING_AGENT_DIR", "")], (omp, agent)),
+            (&[("PI_CONFIG_DIR", "x")], ("/home/ada/x", "/home/ada/x/agent")),
+            (&[("PI_CONFIG_DIR", "./../bob/.x")], ("/home/bob/.x", "/home/bob/.x/agent")),
+            (&[("PI_CONFIG_DIR", "/x/y")], ("/home/ada/x/y", "/home/ada/x/y/agent")),
+            (&[("OMP_PROFILE", "work")], (work, of_work)),
+            (&[("PI_PROFILE", " work ")], (work, of_work)),
+            (&[("OMP_PROFILE", "work"), ("PI_PROFILE", "play")], (work, of_work)),
+            (&[("OMP_PROFILE", ""), ("PI_PROFILE", "work")], (omp, agent)),
+            (&[("OMP_PROFILE", "default")], (omp, agent)),
+            (&[("PI_CODING_AGENT_DIR", "/d")], (omp, "/d")),
+            (&[("PI_CODING_AGENT_DIR", "/d"), ("OMP_PROFILE", "work")], (work, of_work)),
+            (&[("PI_CODING_AGENT_DIR", of_work), ("OMP_PROFILE", ""), ("PI_PROFILE", "work")], (omp, agent)),
+            (&[("XDG_STATE_HOME", "/nowhere"), ("XDG_CACHE_HOME", "/nowhere")], (omp, agent)),
+        ];
+        for (variables, (root, cache)) in table {
+            assert_eq!(of(variables), both(root, cache), "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn xdg_folders_count_where_omp_has_moved_into_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().to_str().unwrap();
+        let xdg = [("XDG_STATE_HOME", base), ("XDG_CACHE_HOME", base)];
+        std::fs::create_dir_all(folder.path().join("omp/profiles/work")).unwrap();
+        assert_eq!(of(&xdg), both(&format!("{base}/omp"), &format!("{base}/omp")));
+        let with = |more: (&'static str, &'static str)| [xdg[0], xdg[1], more];
+        let work = format!("{base}/omp/profiles/work");
+        assert_eq!(of(&with(("OMP_PROFILE", "work"))), both(&work, &work));
+        let play = "/home/ada/.omp/profiles/play";
+        assert_eq!(of(&with(("OMP_PROFILE", "play"))), both(play, &format!("{play}/agent")), "this profile has not moved");
+        assert_eq!(of(&with(("PI_CODING_AGENT_DIR", "/d"))), both("/home/ada/.omp", "/d"), "an agent folder that is given is not moved");
+    }
+
+    #[test]
+    fn a_profile_that_omp_would_not_take_is_refused() {
+        for name in ["Work", "../x", ".x", "x.", "a b", &"x".repeat(65)] {
+            let error = Places::find(&|variable| match variable {
+                "HOME" => Some("/home/ada".into()),
+                "OMP_PROFILE" => Some(name.into()),
+                _ => None,
+            });
+            assert!(error.unwrap_err().message.contains("no name of a profile"), "{name}");
+        }
+        assert!(Places::find(&|_| None).unwrap_err().message.contains("no home folder"));
+    }
+
+    #[test]
+    fn a_worker_is_named_after_its_model_and_its_kind() {
+        assert_eq!(Places::base("llama3.2:3b", "onnx"), "llama3.2_3b-onnx");
+        assert_eq!(found(&[("HOME", "/h")]).socket("lfm2.5-230m"), Path::new("/h/.omp/run/tiny/lfm2.5-230m-onnx.sock"));
+    }
+}
