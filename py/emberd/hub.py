@@ -98,7 +98,8 @@ class Fetch:
         def bounded(request: httpx2.Request) -> None:
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), where.limit)
 
-        set_client_factory(lambda: httpx2.Client(event_hooks={"request": [bounded]}, follow_redirects=True))
+        hooks = {"request": [bounded]}
+        set_client_factory(lambda: httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=None))
         self._api = HfApi(library_name="emberd")
 
     def run(self, form: str, graphs: list[str], whole: bool) -> None:
