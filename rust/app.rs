@@ -19,7 +19,7 @@ use crate::error::{Code, Error, Result};
 use crate::models::Models;
 use crate::models::fetch::Shelf;
 use crate::shutdown::Stop;
-use crate::{chat, listen, shelf, worker};
+use crate::{chat, listen, shelf, status, worker};
 
 /// Work on other threads (downloads, tokenising) that a stopping process waits for.
 const LAST_WORK: Duration = Duration::from_secs(2);
@@ -51,7 +51,7 @@ impl App {
         let queue = match &config.command {
             Command::Serve(serve) => serve.engine.queue,
             Command::Worker(worker) => worker.engine.queue,
-            Command::Chat(_) | Command::Models(_) => 0,
+            Command::Chat(_) | Command::Status(_) | Command::Models(_) => 0,
         };
         let (launcher, launches) = launcher(queue);
         let doors = std::thread::Builder::new().name("emberd doors".into()).spawn(move || {
@@ -132,6 +132,7 @@ async fn command(config: &Config, launcher: &Launcher) -> Result<u8> {
             tiny(worker, models, stop).await
         }
         Command::Chat(ask) => chat::run(ask).await,
+        Command::Status(what) => status::run(what).await,
         Command::Models(what) => {
             on_signals()?;
             shelf::run(what, Shelf::new(config.home()?, config.python.clone()), stop).await

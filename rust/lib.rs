@@ -14,6 +14,7 @@ pub mod shutdown;
 pub mod chat;
 pub mod serve;
 pub mod shelf;
+pub mod status;
 
 pub mod worker;
 

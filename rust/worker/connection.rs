@@ -1,6 +1,6 @@
 //! One client of the worker: reads its lines, answers each request once, and ends its work when it has gone.
 //!
-//! Pings and shutdowns are answered by the reader itself and wait for nothing. Loads and chats run as tasks beside it, which die with the connection.
+//! Pings, shutdowns and questions for the status are answered by the reader itself and wait for nothing. Loads and chats run as tasks beside it, which die with the connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use tokio::task::{JoinError, JoinSet};
 use crate::error::{Code, Error, Result};
 use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
 use crate::shutdown::{Reason, Stop};
+use crate::worker::about::Guest;
 use crate::worker::frame::{Frames, Line};
 use crate::worker::idle::{Busy, Idle};
 use crate::worker::message::{Chat, Event, Reply, Request, parse};
@@ -50,8 +51,8 @@ pub struct Options {
 type OwnedId = Option<Box<RawValue>>;
 
 /// Serves one client until it leaves or the worker stops.
-pub(super) async fn serve(mut stream: UnixStream, model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) {
-    let mut connection = Connection::new(model, options, idle, stop);
+pub(super) async fn serve(mut stream: UnixStream, model: Arc<Hosted>, options: Arc<Options>, guest: Guest, idle: Idle, stop: Stop) {
+    let mut connection = Connection::new(model, options, guest, idle, stop);
     let (mut reader, writer) = stream.split();
     let mut open = true;
     while open || !connection.work.is_empty() || !connection.out.is_empty() {
@@ -109,6 +110,7 @@ fn gone(stream: &UnixStream) -> bool {
 struct Connection {
     model: Arc<Hosted>,
     options: Arc<Options>,
+    guest: Guest,
     idle: Idle,
     stop: Stop,
     frames: Frames,
@@ -124,11 +126,11 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) -> Self {
+    fn new(model: Arc<Hosted>, options: Arc<Options>, guest: Guest, idle: Idle, stop: Stop) -> Self {
         let (sender, news) = mpsc::channel(NEWS);
         let frames = Frames::new(options.max_line);
         let (out, work, owed) = (Vec::new(), JoinSet::new(), HashMap::new());
-        Self { model, options, idle, stop, frames, out, work, owed, sender, news, hang_up: false }
+        Self { model, options, guest, idle, stop, frames, out, work, owed, sender, news, hang_up: false }
     }
 
     fn written(&mut self, bytes: usize) {
@@ -164,6 +166,10 @@ impl Connection {
         let (id, request) = parse(line);
         match request {
             Ok(Request::Ping) => reply(&mut self.out, &Reply::Pong { id, tag: &self.options.tag }),
+            Ok(Request::Status) => {
+                let status = self.guest.status(&self.options, &self.model, &self.idle);
+                reply(&mut self.out, &Reply::Status { id, status });
+            }
             Ok(Request::Shutdown) => self.stop.stop(Reason::Asked),
             Ok(Request::Load) => self.start(id, None),
             Ok(Request::Chat(chat)) => self.start(id, Some(chat)),
@@ -330,13 +336,14 @@ mod tests {
     use crate::engine::host::launcher;
     use crate::models::Models;
     use crate::models::fetch::Shelf;
+    use crate::worker::about::About;
 
     /// A connection whose model is never asked for.
     fn connection() -> Connection {
         let (launcher, _) = launcher(1);
         let models = Models::new(&["m".to_owned()], Shelf::new("unused".into(), None), launcher, "mock", Settings::default()).unwrap();
         let options = Options { model_key: "m".into(), tag: "t".into(), max_line: 1000, max_in_flight: 8 };
-        Connection::new(Arc::clone(models.default_model()), Arc::new(options), Idle::new(Duration::MAX), Stop::default())
+        Connection::new(Arc::clone(models.default_model()), Arc::new(options), About::new().guest(), Idle::new(Duration::MAX), Stop::default())
     }
 
     async fn after(work: impl Future<Output = Answer> + Send + 'static) -> Connection {

@@ -43,6 +43,12 @@ impl Idle {
         Busy(self.clone())
     }
 
+    /// Pieces of work that have not ended.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.state.borrow().in_flight
+    }
+
     /// Waits until there was no work for a whole window.
     pub async fn over(&self) {
         let mut changes = self.state.subscribe();

@@ -1,8 +1,9 @@
 //! The worker door: one model behind a Unix socket, newline-delimited JSON, shared by all programs of a user, gone by itself when idle.
 //!
-//! [`message`] has the wire types, [`frame`] cuts a byte stream into lines, [`connection`] serves one client, [`idle`] decides when nobody needs the
-//! worker any more. Nothing is loaded before a client asks for it.
+//! [`message`] has the wire types, [`frame`] cuts a byte stream into lines, [`connection`] serves one client, [`about`] tells who looks what is going
+//! on, [`idle`] decides when nobody needs the worker any more. Nothing is loaded before a client asks for it.
 
+mod about;
 mod connection;
 mod frame;
 mod idle;
@@ -30,6 +31,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 pub async fn serve(listener: UnixListener, model: Arc<Hosted>, options: Options, idle_window: Duration, stop: Stop) -> Reason {
     let idle = Idle::new(idle_window);
     let options = Arc::new(options);
+    let about = about::About::new();
     let mut connections = JoinSet::new();
     let reason = loop {
         tokio::select! {
@@ -40,8 +42,8 @@ pub async fn serve(listener: UnixListener, model: Arc<Hosted>, options: Options,
             }
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let connection = connection::serve(stream, Arc::clone(&model), Arc::clone(&options), idle.clone(), stop.clone());
-                    connections.spawn(connection);
+                    let (model, options, guest) = (Arc::clone(&model), Arc::clone(&options), about.guest());
+                    connections.spawn(connection::serve(stream, model, options, guest, idle.clone(), stop.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "could not accept a connection");

@@ -1,0 +1,237 @@
+"""The clients' own ends: closing, forgetting, interrupts, forks, tasks and loops; and what importing them costs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import emberd
+import emberd.client
+import emberd.client.core
+from support.clients import KINDS, clients
+from support.fake import Fake, Peer, fake
+from support.process import DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEY = "tiny"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with clients(request.param) as making:
+        yield making
+
+
+def answers(text: str) -> Any:
+    """Answers every chat with this."""
+    return lambda peer, request: peer.text(request, text)
+
+
+def test_a_client_that_is_closed_ends_what_waits_and_takes_no_more(make: Any, place: Path) -> None:
+    with fake(place) as one, ThreadPoolExecutor() as callers:
+        client = make(KEY, socket=place, spawn=False)
+        waiting = callers.submit(client.chat, HELLO)
+        one.asked(1)
+        client.close()
+        client.close()
+        with pytest.raises(emberd.ConnectionLost, match="this client was closed"):
+            waiting.result(DEADLINE)
+        one.until(lambda: one.open == 0, "it has hung up")
+        for call in (client.ping, client.shutdown):
+            with pytest.raises(emberd.WorkerError, match="this client was closed"):
+                call()
+        assert one.connections == 1
+
+
+def test_a_worker_that_does_not_read_holds_up_no_one_for_longer_than_asked(make: Any, place: Path) -> None:
+    # Far more than the socket holds: the line stays with the client, and the next ones behind it are withdrawn.
+    text = [{"role": "user", "content": "x" * (8 << 20)}]
+    release = threading.Event()
+
+    def answer(peer: Peer, request: dict[str, Any]) -> None:
+        if len(one.requests) == 1:
+            assert release.wait(DEADLINE)
+        peer.text(request, "read")
+
+    with fake(place, answer) as one:
+        client = make(KEY, socket=place, spawn=False)
+        for content in (HELLO, text, text):
+            with pytest.raises(emberd.WorkerTimeout):
+                client.chat(content, timeout=0.05)
+        release.set()
+        assert client.chat(HELLO) == "read"
+        assert len(one.requests) == 3
+        assert one.connections == 1
+
+
+def test_a_client_that_is_forgotten_hangs_up(place: Path) -> None:
+    with fake(place, answers("x")) as one:
+        client = emberd.Worker(KEY, socket=place, spawn=False)
+        assert client.chat(HELLO) == "x"
+        del client
+        gc.collect()
+        one.until(lambda: one.open == 0, "it has hung up")
+
+
+def test_an_interrupt_leaves_the_connection_usable(place: Path) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def answer(peer: Peer, request: dict[str, Any]) -> None:
+        if len(one.requests) == 1:
+            signal.pthread_kill(main, signal.SIGINT)
+        else:
+            peer.text(request, "after")
+
+    with fake(place, answer) as one, emberd.Worker(KEY, socket=place, spawn=False) as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.chat(HELLO)
+        assert client.chat(HELLO) == "after"
+        assert one.connections == 1
+
+
+def test_a_forked_process_has_a_connection_of_its_own(place: Path) -> None:
+    program = """
+import os, sys, emberd
+worker = emberd.Worker("tiny", socket=sys.argv[1], spawn=False)
+say = lambda: worker.chat([{"role": "user", "content": str(os.getpid())}])
+assert say() == str(os.getpid())
+child = os.fork()
+assert say() == str(os.getpid())
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    assert say() == str(os.getpid())
+worker.close()
+"""
+    with fake(place, lambda peer, request: peer.text(request, request["messages"][0]["content"])) as one:
+        # Python warns of forks beside threads: that is what this is about.
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(place)],
+            capture_output=True,
+            encoding="utf-8",
+            timeout=DEADLINE,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (one.connections, len(one.requests)) == (2, 4)
+
+
+def test_a_task_that_is_cancelled_leaves_the_connection_to_the_others(place: Path) -> None:
+    def answer(peer: Peer, request: dict[str, Any]) -> None:
+        if len(one.requests) > 1:
+            peer.text(request, "after")
+
+    async def main() -> None:
+        async with emberd.AsyncWorker(KEY, socket=place, spawn=False) as client:
+            task = asyncio.create_task(client.chat(HELLO))
+            await asyncio.to_thread(one.asked, 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await client.chat(HELLO) == "after"
+
+    with fake(place, answer) as one:
+        emberd.client.run(main())
+        assert one.connections == 1
+
+
+def test_tasks_that_come_at_once_share_one_connection(place: Path) -> None:
+    async def main() -> None:
+        async with emberd.AsyncWorker(KEY, socket=place, spawn=False) as client:
+            impatient = asyncio.create_task(client.ping(timeout=0))
+            with pytest.raises(emberd.WorkerTimeout):
+                await impatient
+            assert await asyncio.gather(*(client.chat(HELLO) for _ in range(20))) == ["x"] * 20
+
+    with fake(place, answers("x")) as one:
+        emberd.client.run(main())
+        assert one.connections == 1
+
+
+def test_a_client_that_is_used_in_another_loop_connects_anew(place: Path) -> None:
+    with fake(place, answers("x")) as one:
+        client = emberd.AsyncWorker(KEY, socket=place, spawn=False)
+
+        async def once() -> str:
+            try:
+                return await client.chat(HELLO)
+            finally:
+                link = client._link
+                assert link is not None
+                link.close()
+                await link.gone
+
+        assert [asyncio.run(once()), emberd.client.run(once())] == ["x", "x"]
+        assert one.connections == 2
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_programs_run_on_uvloop_where_it_is_installed(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not there:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+
+    async def main() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    assert emberd.client.run(main()).partition(".")[0] == ("uvloop" if there else "asyncio")
+
+
+def test_errors_survive_the_way_to_another_process() -> None:
+    error = emberd.TagMismatch("what", "hint")
+    error.expected, error.found = "a", "b"
+    for each in (
+        error,
+        emberd.ConnectionLost("gone"),
+        emberd.WorkerTimeout("late", "wait"),
+        emberd.RequestFailed("no", "x"),
+    ):
+        copy = pickle.loads(pickle.dumps(each))
+        assert (type(copy), str(copy), copy.__dict__) == (type(each), str(each), each.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import emberd", {"asyncio", "socket", "json", "subprocess", "typing", "emberd.client"}),
+        ("import emberd.cli", {"asyncio", "socket", "emberd.client"}),
+        ("import emberd; emberd.Worker", {"asyncio", "uvloop", "emberd.client.aio"}),
+        ("import emberd; emberd.AsyncWorker", {"uvloop", "emberd.client.threads"}),
+    ],
+)
+def test_only_what_is_used_is_imported(program: str, absent: set[str]) -> None:
+    # -S: what site imports is not ours.
+    paths = os.pathsep.join(each for each in sys.path if each)
+    code = f"import sys; sys.path[:0] = {paths!r}.split({os.pathsep!r}); {program}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, encoding="utf-8", timeout=DEADLINE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert absent & set(done.stdout.split()) == set()
+
+
+def test_the_names_of_the_package_are_those_it_says_and_no_others() -> None:
+    for package in (emberd, emberd.client):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            package.nothing  # noqa: B018
+
+
+def test_a_fake_that_is_closed_leaves_no_connection(place: Path) -> None:
+    with fake(place) as one:
+        assert isinstance(one, Fake)
+        client = emberd.Worker(KEY, socket=place, spawn=False, retries=0)
+        client.ping()
+    with client, pytest.raises(emberd.WorkerNotStarted):
+        client.ping()
