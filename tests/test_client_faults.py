@@ -240,9 +240,8 @@ def test_what_a_worker_said_before_it_hung_up_is_heard(make: Any, place: Path) -
         peer.hang_up()
 
     with fake(place, answer):
-        client = make(KEY, socket=place, spawn=False, retries=0)
         for _ in range(3):
-            assert client.chat(HELLO) == "last words " * 100_000
+            assert make(KEY, socket=place, spawn=False, retries=0).chat(HELLO) == "last words " * 100_000
 
 
 # Looking for a worker.

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from emberd.client.core import Client, News
 from emberd.client.errors import ConnectionLost, ProtocolError, WorkerError, WorkerTimeout
@@ -96,8 +96,7 @@ class _Link(asyncio.Protocol):
     # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by their class.
 
     def pause_writing(self) -> None:
         self._paused = True

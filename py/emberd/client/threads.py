@@ -208,7 +208,7 @@ class Worker(Client[_Link]):
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._link: _Link | None = None
-        self._finalizer: weakref.finalize[Any, Self] | None = None
+        self._finalizer: weakref.finalize[[], Worker] | None = None
         self._connecting = threading.Lock()
         self._closing = threading.Event()
 
