@@ -343,7 +343,8 @@ mod tests {
         let (launcher, _) = launcher(1);
         let models = Models::new(&["m".to_owned()], Shelf::new("unused".into(), None), launcher, "mock", Settings::default()).unwrap();
         let options = Options { model_key: "m".into(), tag: "t".into(), max_line: 1000, max_in_flight: 8 };
-        Connection::new(Arc::clone(models.default_model()), Arc::new(options), About::new().guest(), Idle::new(Duration::MAX), Stop::default())
+        let (model, idle) = (Arc::clone(models.default_model()), Idle::new(Duration::MAX));
+        Connection::new(model, Arc::new(options), About::new().guest(), idle, Stop::default())
     }
 
     async fn after(work: impl Future<Output = Answer> + Send + 'static) -> Connection {
