@@ -19,7 +19,7 @@ import emberd
 import emberd.client
 import emberd.client.core
 from support.clients import KINDS, clients
-from support.fake import Fake, Peer, fake
+from support.fake import Peer, fake
 from support.process import DEADLINE
 
 if TYPE_CHECKING:
@@ -226,12 +226,3 @@ def test_the_names_of_the_package_are_those_it_says_and_no_others() -> None:
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
             package.nothing  # noqa: B018
-
-
-def test_a_fake_that_is_closed_leaves_no_connection(place: Path) -> None:
-    with fake(place) as one:
-        assert isinstance(one, Fake)
-        client = emberd.Worker(KEY, socket=place, spawn=False, retries=0)
-        client.ping()
-    with client, pytest.raises(emberd.WorkerNotStarted):
-        client.ping()

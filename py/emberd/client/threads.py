@@ -27,6 +27,8 @@ from emberd.client.wire import Conversation, Message, Reply, Status, again
 
 READ = 1 << 18
 """Bytes read at once."""
+LONGEST_WAIT = 0.5
+"""Seconds that a caller waits before it looks about. An interrupt (Ctrl-C) that comes in the instant before a wait begins is only seen when that ends."""
 
 _fork = threading.Lock()
 """Held while a client makes itself at home in a forked process."""
@@ -41,6 +43,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
+def _wait(deadline: Deadline) -> float:
+    left = deadline.left()
+    return LONGEST_WAIT if left is None else min(left, LONGEST_WAIT)
+
+
 class _Call:
     """One request of a caller that waits in its own thread."""
 
@@ -51,13 +58,16 @@ class _Call:
         self.number = ""
 
     async def reply(self, deadline: Deadline) -> Reply:
-        try:
-            reply = self.replies.get(timeout=deadline.left())
-        except Empty:
-            raise deadline.passed(f"the worker did not answer a {self._kind}") from None
-        if isinstance(reply, WorkerError):
-            raise reply
-        return reply
+        while True:
+            try:
+                reply = self.replies.get(timeout=_wait(deadline))
+            except Empty:
+                if deadline.over:
+                    raise deadline.passed(f"the worker did not answer a {self._kind}") from None
+                continue
+            if isinstance(reply, WorkerError):
+                raise reply
+            return reply
 
     def drop(self) -> None:
         self._link.drop(self.number)
@@ -330,9 +340,9 @@ class Worker(Client[_Link]):
             raise self._is_closed()
         if link is not None and link.alive:
             return link
-        left = deadline.left()
-        if not self._connecting.acquire(timeout=-1 if left is None else left):
-            raise deadline.passed("no worker was ready")
+        while not self._connecting.acquire(timeout=_wait(deadline)):
+            if deadline.over:
+                raise deadline.passed("no worker was ready")
         try:
             link = self._link
             if link is None or not link.alive:
