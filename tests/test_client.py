@@ -11,14 +11,13 @@ import stat
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import emberd
-from support.clients import KINDS, clients, end, workers
+from support.clients import KINDS, callers, clients, end, workers
 from support.process import DEADLINE, command, eventually
 from support.worker import KEY, TAG, worker
 
@@ -88,7 +87,7 @@ def test_what_the_worker_refuses_is_an_error_with_its_hint_and_the_next_call_is_
 def test_a_request_that_is_too_long_to_be_read_fails_alone(
     make: Any, slow: dict[str, str], place: Path, home: Path
 ) -> None:
-    with worker(place, "--max-line", "4000", engine="echo", home=home, **slow), ThreadPoolExecutor() as others:
+    with worker(place, "--max-line", "4000", engine="echo", home=home, **slow), callers() as others:
         client = make(KEY, socket=place, spawn=False)
         client.load()
         short = others.submit(client.chat, HELLO, max_new_tokens=30)
@@ -99,9 +98,9 @@ def test_a_request_that_is_too_long_to_be_read_fails_alone(
 
 
 def test_many_callers_share_one_connection_and_each_gets_its_own_answer(make: Any, place: Path, home: Path) -> None:
-    with worker(place, home=home), ThreadPoolExecutor(32) as callers:
+    with worker(place, home=home), callers(32) as calling:
         client = make(KEY, socket=place, spawn=False)
-        answers = callers.map(lambda tokens: client.chat(HELLO, max_new_tokens=tokens), range(1, 200))
+        answers = calling.map(lambda tokens: client.chat(HELLO, max_new_tokens=tokens), range(1, 200))
         assert [len(answer.split()) for answer in answers] == list(range(1, 200))
         assert client.status().connections == 1
 
@@ -164,8 +163,8 @@ def test_of_many_clients_that_come_at_once_all_meet_one_worker(make: Any, place:
         together.wait(DEADLINE)
         return client.status().pid
 
-    with ThreadPoolExecutor(len(crowd)) as callers:
-        pids = set(callers.map(arrive, crowd))
+    with callers(len(crowd)) as calling:
+        pids = set(calling.map(arrive, crowd))
     assert len(pids) == 1
     eventually(lambda: workers(place.parent) == list(pids), "all others have given way")
 
@@ -211,13 +210,30 @@ def test_a_worker_that_never_listens_is_not_waited_for_for_ever(make: Any, place
     with pytest.raises(emberd.WorkerTimeout):
         impatient.ping(timeout=0.2)
     # Whoever hangs up while another waits for the start ends its waiting.
-    with ThreadPoolExecutor() as others:
+    with callers() as others:
         started = len(workers(place.parent))
         waiting = others.submit(impatient.ping)
         eventually(lambda: len(workers(place.parent)) >= started, "it waits for a worker")
         impatient.close()
         with pytest.raises(emberd.WorkerError, match="this client was closed"):
             waiting.result(DEADLINE)
+
+
+def test_a_worker_that_is_slow_to_answer_at_first_is_waited_for(make: Any, place: Path) -> None:
+    program = """
+import json, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[sys.argv.index("--socket") + 1])
+listener.listen()
+silent = listener.accept()
+while True:
+    peer = listener.accept()[0].makefile("rwb", 0)
+    for line in peer:
+        pong = {"type": "pong", "id": json.loads(line)["id"], "tag": sys.argv[sys.argv.index("--tag") + 1]}
+        peer.write(json.dumps(pong).encode() + b"\\n")
+"""
+    client = make(KEY, socket=place, tag="slow", command=[sys.executable, "-c", program], connect_timeout=0.1)
+    assert client.ping() == "slow"
 
 
 def test_a_long_log_is_put_aside_before_the_next_worker_writes(make: Any, place: Path) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +17,7 @@ import pytest
 import emberd
 import emberd.client
 import emberd.client.core
-from support.clients import KINDS, clients
+from support.clients import KINDS, Loop, callers, clients
 from support.fake import Peer, fake
 from support.process import DEADLINE
 
@@ -42,9 +41,9 @@ def answers(text: str) -> Any:
 
 
 def test_a_client_that_is_closed_ends_what_waits_and_takes_no_more(make: Any, place: Path) -> None:
-    with fake(place) as one, ThreadPoolExecutor() as callers:
+    with fake(place) as one, callers() as calling:
         client = make(KEY, socket=place, spawn=False)
-        waiting = callers.submit(client.chat, HELLO)
+        waiting = calling.submit(client.chat, HELLO)
         one.asked(1)
         client.close()
         client.close()
@@ -104,29 +103,40 @@ def test_an_interrupt_leaves_the_connection_usable(place: Path) -> None:
         assert one.connections == 1
 
 
-def test_a_forked_process_has_a_connection_of_its_own(place: Path) -> None:
+def test_a_forked_process_has_a_connection_of_its_own_and_leaves_the_parents_alone(place: Path) -> None:
+    # At the fork another thread is about to connect, and holds what it needs for that: it is not in the child.
     program = """
 import os, sys, emberd
 worker = emberd.Worker("tiny", socket=sys.argv[1], spawn=False)
-say = lambda: worker.chat([{"role": "user", "content": str(os.getpid())}])
+say = lambda: worker.chat([{"role": "user", "content": str(os.getpid())}], timeout=20)
 assert say() == str(os.getpid())
+worker._connecting.acquire()
 child = os.fork()
-assert say() == str(os.getpid())
 if child:
-    assert os.waitpid(child, 0)[1] == 0
+    worker._connecting.release()
     assert say() == str(os.getpid())
-worker.close()
+    worker.close()
+    sys.exit(os.waitpid(child, 0)[1])
+assert say() == str(os.getpid())
+sys.stdin.read()
 """
     with fake(place, lambda peer, request: peer.text(request, request["messages"][0]["content"])) as one:
         # Python warns of forks beside threads: that is what this is about.
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(place)],
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
-            timeout=DEADLINE,
         )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert (one.connections, len(one.requests)) == (2, 4)
+        try:
+            one.asked(3)
+            one.until(lambda: one.open == 1, "the parent's connection has ended with the parent's client")
+            _, said = process.communicate("", DEADLINE)
+        finally:
+            process.kill()
+            process.communicate()
+        assert (process.returncode, said) == (0, "")
+        assert (one.connections, len(one.requests)) == (2, 3)
 
 
 def test_a_task_that_is_cancelled_leaves_the_connection_to_the_others(place: Path) -> None:
@@ -161,21 +171,21 @@ def test_tasks_that_come_at_once_share_one_connection(place: Path) -> None:
         assert one.connections == 1
 
 
-def test_a_client_that_is_used_in_another_loop_connects_anew(place: Path) -> None:
+def test_a_client_that_is_used_in_another_loop_connects_anew_and_hangs_up_in_the_old_one(place: Path) -> None:
     with fake(place, answers("x")) as one:
         client = emberd.AsyncWorker(KEY, socket=place, spawn=False)
-
-        async def once() -> str:
-            try:
-                return await client.chat(HELLO)
-            finally:
-                link = client._link
-                assert link is not None
-                link.close()
-                await link.gone
-
-        assert [asyncio.run(once()), emberd.client.run(once())] == ["x", "x"]
-        assert one.connections == 2
+        loops = [Loop(asyncio.new_event_loop), Loop(asyncio.new_event_loop)]
+        try:
+            for count, loop in enumerate(loops, 1):
+                assert loop.run(client.chat(HELLO)) == "x"
+                assert loop.run(client.chat(HELLO)) == "x"
+                assert one.connections == count
+                one.until(lambda: one.open == 1, "there is one connection")
+            loops[1].run(client.close())
+            one.until(lambda: one.open == 0, "there is none")
+        finally:
+            for loop in loops:
+                loop.close()
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import emberd
 import emberd.client
 import emberd.client.core
-from support.clients import KINDS, clients
+from support.clients import KINDS, callers, clients
 from support.fake import TAG, Peer, fake
 from support.process import DEADLINE
 
@@ -45,9 +44,9 @@ def test_replies_find_their_callers_in_whatever_order_they_come(make: Any, place
             for each in reversed(held):
                 peer.text(each, each["messages"][0]["content"])
 
-    with fake(place, answer) as one, ThreadPoolExecutor() as callers:
+    with fake(place, answer) as one, callers() as calling:
         client = make(KEY, socket=place, spawn=False)
-        calls = callers.map(lambda text: client.chat([{"role": "user", "content": text}]), ["a", "b", "c"])
+        calls = calling.map(lambda text: client.chat([{"role": "user", "content": text}]), ["a", "b", "c"])
         assert list(calls) == ["a", "b", "c"]
         assert one.connections == 1
         assert len({request["id"] for request in one.requests}) == 3
@@ -167,10 +166,10 @@ def test_an_error_without_an_id_is_about_the_longest_line(make: Any, place: Path
             short = min(one.requests, key=lambda each: len(str(each)))
             peer.text(short, "fine")
 
-    with fake(place, answer) as one, ThreadPoolExecutor() as callers:
+    with fake(place, answer) as one, callers() as calling:
         client = make(KEY, socket=place, spawn=False)
-        short = callers.submit(client.chat, HELLO)
-        long = callers.submit(client.chat, [{"role": "user", "content": "x" * 1000}])
+        short = calling.submit(client.chat, HELLO)
+        long = calling.submit(client.chat, [{"role": "user", "content": "x" * 1000}])
         with pytest.raises(emberd.RequestFailed, match="the line has 1000 bytes") as failed:
             long.result(DEADLINE)
         assert failed.value.hint == "send less"
@@ -226,9 +225,9 @@ def test_a_hang_up_ends_all_that_waits(make: Any, place: Path) -> None:
         if len(one.requests) == 4:
             peer.hang_up()
 
-    with fake(place, answer) as one, ThreadPoolExecutor() as callers:
+    with fake(place, answer) as one, callers() as calling:
         client = make(KEY, socket=place, spawn=False, retries=0)
-        calls = [callers.submit(client.chat, HELLO) for _ in range(4)]
+        calls = [calling.submit(client.chat, HELLO) for _ in range(4)]
         errors = [call.exception(DEADLINE) for call in calls]
         assert [type(error) for error in errors] == [emberd.ConnectionLost] * 4
         assert len({id(error) for error in errors}) == 4

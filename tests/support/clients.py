@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,16 @@ class Blocking:
         if not callable(value):
             return value
         return lambda *arguments, **options: self._loop.run(value(*arguments, **options))
+
+
+@contextmanager
+def callers(count: int | None = None) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that wait. A test that fails does not wait for them: they end with what they wait for."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager

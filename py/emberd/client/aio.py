@@ -81,6 +81,11 @@ class _Link(asyncio.Protocol):
     def close(self) -> None:
         self._end(ConnectionLost("this client was closed"))
 
+    def leave(self) -> None:
+        """Hangs up from another loop than the connection's own."""
+        if self._pid == os.getpid() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.close)
+
     def _send(self) -> None:
         while self._unsent and not self._paused and self._transport is not None:
             self._transport.write(self._unsent.popleft()[1])
@@ -193,6 +198,8 @@ class AsyncWorker(Client[_Link]):
             return link
         connecting = self._connecting
         if connecting is None or connecting.done() or not _is_here(connecting.get_loop()):
+            if link is not None and not link.gone.done():
+                link.leave()
             # A task of its own: those who wait for it may leave, and the others still get their connection.
             connecting = self._connecting = asyncio.create_task(self._connect(), name="emberd worker client")
             connecting.add_done_callback(_heard)
