@@ -28,6 +28,23 @@ WORDS = " a small model keeps warm and answers now"
 """What the mock says, eight tokens, over and over."""
 HELLO = [{"role": "user", "content": "hello"}]
 MOCK = [*command(), "worker", "--engine", "mock"]
+STANDIN = """
+import json, os, socket, sys
+path, tag = (sys.argv[sys.argv.index(name) + 1] for name in ("--socket", "--tag"))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+def serve(tag):
+    while True:
+        peer = listener.accept()[0].makefile("rwb", 0)
+        for line in peer:
+            request = json.loads(line)
+            if request["type"] == "shutdown":
+                os.unlink(path)
+                sys.exit()
+            peer.write(json.dumps({"type": "pong", "id": request["id"], "tag": tag}).encode() + b"\\n")
+"""
+"""A program that a client can start for a worker, up to where it serves one connection after the other."""
 
 
 @pytest.fixture(params=KINDS)
@@ -123,7 +140,11 @@ def test_a_call_that_is_out_of_time_leaves_the_connection_to_the_others(
 # Finding and starting.
 
 
-def test_where_none_listens_one_is_started_that_outlives_its_client(make: Any, place: Path) -> None:
+def test_where_none_listens_one_is_started_that_outlives_its_client(
+    make: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", "of one repository")
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "somebody")
     client = make(KEY, socket=place, command=MOCK, idle_timeout=60)
     assert client.ping() == "emberd"
     pid = client.status().pid
@@ -135,6 +156,9 @@ def test_where_none_listens_one_is_started_that_outlives_its_client(make: Any, p
         assert Path(f"/proc/{pid}/fd/{stream}").readlink() == log
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert f"listening on {place}" in log.read_text()
+    inherited = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"GIT_DIR=" not in inherited
+    assert b"GIT_AUTHOR_NAME=somebody" in inherited
     assert b"--idle-ms\x0060000" in Path(f"/proc/{pid}/cmdline").read_bytes()
     client.close()
     assert make(KEY, socket=place, spawn=False).status().pid == pid
@@ -211,29 +235,28 @@ def test_a_worker_that_never_listens_is_not_waited_for_for_ever(make: Any, place
         impatient.ping(timeout=0.2)
     # Whoever hangs up while another waits for the start ends its waiting.
     with callers() as others:
-        started = len(workers(place.parent))
         waiting = others.submit(impatient.ping)
-        eventually(lambda: len(workers(place.parent)) >= started, "it waits for a worker")
+        # In asyncio's client the start goes on that the first call did not wait for.
+        count = 3 if isinstance(impatient, emberd.Worker) else 2
+        eventually(lambda: len(workers(place.parent)) == count, "it waits for a worker")
         impatient.close()
         with pytest.raises(emberd.WorkerError, match="this client was closed"):
             waiting.result(DEADLINE)
 
 
 def test_a_worker_that_is_slow_to_answer_at_first_is_waited_for(make: Any, place: Path) -> None:
-    program = """
-import json, socket, sys
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[sys.argv.index("--socket") + 1])
-listener.listen()
-silent = listener.accept()
-while True:
-    peer = listener.accept()[0].makefile("rwb", 0)
-    for line in peer:
-        pong = {"type": "pong", "id": json.loads(line)["id"], "tag": sys.argv[sys.argv.index("--tag") + 1]}
-        peer.write(json.dumps(pong).encode() + b"\\n")
-"""
-    client = make(KEY, socket=place, tag="slow", command=[sys.executable, "-c", program], connect_timeout=0.1)
+    program = STANDIN + "silent = listener.accept()\nserve(tag)"
+    client = make(KEY, socket=place, tag="slow", command=[sys.executable, "-c", program], connect_timeout=0.2)
     assert client.ping() == "slow"
+
+
+def test_a_start_that_another_tags_worker_comes_before_is_made_anew(make: Any, place: Path) -> None:
+    program = (
+        STANDIN
+        + "first = not os.path.exists(path + '.first')\nopen(path + '.first', 'w')\nserve('other' if first else tag)"
+    )
+    client = make(KEY, socket=place, tag="mine", replace=True, command=[sys.executable, "-c", program])
+    assert client.ping() == "mine"
 
 
 def test_a_long_log_is_put_aside_before_the_next_worker_writes(make: Any, place: Path) -> None:

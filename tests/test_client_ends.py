@@ -57,8 +57,8 @@ def test_a_client_that_is_closed_ends_what_waits_and_takes_no_more(make: Any, pl
 
 
 def test_a_worker_that_does_not_read_holds_up_no_one_for_longer_than_asked(make: Any, place: Path) -> None:
-    # Far more than the socket holds: the line stays with the client, and the next ones behind it are withdrawn.
-    text = [{"role": "user", "content": "x" * (8 << 20)}]
+    # Far more than the socket holds: what has begun to be sent stays with the client, and what waits behind it is withdrawn.
+    long = [{"role": "user", "content": "x" * (8 << 20)}]
     release = threading.Event()
 
     def answer(peer: Peer, request: dict[str, Any]) -> None:
@@ -66,14 +66,16 @@ def test_a_worker_that_does_not_read_holds_up_no_one_for_longer_than_asked(make:
             assert release.wait(DEADLINE)
         peer.text(request, "read")
 
-    with fake(place, answer) as one:
+    with fake(place, answer) as one, callers() as calling:
         client = make(KEY, socket=place, spawn=False)
-        for content in (HELLO, text, text):
+        first = calling.submit(client.chat, HELLO)
+        one.asked(1)
+        for _ in range(3):
             with pytest.raises(emberd.WorkerTimeout):
-                client.chat(content, timeout=0.05)
+                client.chat(long, timeout=0.05)
         release.set()
-        assert client.chat(HELLO) == "read"
-        assert len(one.requests) == 3
+        assert [first.result(DEADLINE), client.chat(HELLO)] == ["read", "read"]
+        assert sum(request["messages"] == long for request in one.requests) <= 1
         assert one.connections == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,21 +53,25 @@ def test_replies_find_their_callers_in_whatever_order_they_come(make: Any, place
         assert len({request["id"] for request in one.requests}) == 3
 
 
-def test_a_late_reply_is_nobodys(make: Any, place: Path) -> None:
+def test_late_replies_are_nobodys(make: Any, place: Path) -> None:
     late: list[dict[str, Any]] = []
+    waited = threading.Event()
 
     def answer(peer: Peer, request: dict[str, Any]) -> None:
-        if not late:
+        if not waited.is_set():
             late.append(request)
             return
-        peer.text(late[0], "late")
+        for each in late:
+            peer.text(each, "late")
         peer.text(request, "in time")
 
     with fake(place, answer) as one:
         client = make(KEY, socket=place, spawn=False)
-        with pytest.raises(emberd.WorkerTimeout):
-            client.chat(HELLO, timeout=0.05)
-        one.asked(1)
+        client.ping()
+        while not one.requests:  # A line that had no time to be sent is withdrawn.
+            with pytest.raises(emberd.WorkerTimeout, match=r"did not answer a chat within 0\.05 s"):
+                client.chat(HELLO, timeout=0.05)
+        waited.set()
         assert client.chat(HELLO) == "in time"
         assert client.ping() == TAG
         assert one.connections == 1
@@ -174,6 +179,26 @@ def test_an_error_without_an_id_is_about_the_longest_line(make: Any, place: Path
             long.result(DEADLINE)
         assert failed.value.hint == "send less"
         assert short.result(DEADLINE) == "fine"
+
+
+def test_an_error_without_an_id_may_be_about_a_line_that_nobody_waits_for_any_more(make: Any, place: Path) -> None:
+    long = [{"role": "user", "content": "x" * 1000}]
+    late: list[dict[str, Any]] = []
+
+    def answer(peer: Peer, request: dict[str, Any]) -> None:
+        if request["messages"] == long:
+            late.append(request)
+            return
+        for _ in late:
+            peer.say({"type": "error", "error": "the line has 1000 bytes"})
+        peer.text(request, "fine")
+
+    with fake(place, answer) as one:
+        client = make(KEY, socket=place, spawn=False)
+        while not one.requests:
+            with pytest.raises(emberd.WorkerTimeout):
+                client.chat(long, timeout=0.05)
+        assert client.chat(HELLO) == "fine"
 
 
 def test_a_worker_that_does_not_tell_its_status_is_said_to_be_another(make: Any, place: Path) -> None:
@@ -291,5 +316,8 @@ def test_a_worker_with_the_right_tag_that_comes_while_the_old_one_goes_is_kept(m
 
 
 def test_a_shutdown_that_is_not_heard_is_not_waited_for_for_ever(make: Any, place: Path) -> None:
-    with fake(place), pytest.raises(emberd.WorkerTimeout, match="did not answer a shutdown"):
-        make(KEY, socket=place, spawn=False).shutdown(timeout=0.05)
+    with fake(place):
+        client = make(KEY, socket=place, spawn=False)
+        client.ping()
+        with pytest.raises(emberd.WorkerTimeout, match="did not answer a shutdown"):
+            client.shutdown(timeout=0.05)
