@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -238,3 +239,17 @@ def test_the_names_of_the_package_are_those_it_says_and_no_others() -> None:
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
             package.nothing  # noqa: B018
+
+
+def test_a_process_without_a_descriptor_left_is_told_so_and_goes_on(make: Any, place: Path) -> None:
+    with fake(place, answers("x")) as one:
+        client = make(KEY, socket=place, spawn=False)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            with pytest.raises(emberd.WorkerError, match=r"could not connect to .*: Too many open files"):
+                client.ping()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert client.chat(HELLO) == "x"
+        assert one.connections == 1

@@ -303,6 +303,9 @@ class Client(ABC, Generic[L]):
                 if deadline.over:
                     raise deadline.passed(silent) from None
                 await self._pause(FIRST_PAUSE)
+            except OSError as error:
+                what = f"could not connect to {self._settings.socket}: {error.strerror}"
+                raise WorkerError(what, "give another path as socket=, or more files to this process") from error
         if link is None:
             return None
         try:

@@ -70,7 +70,7 @@ def prepare(folder: Path, *, private: bool) -> None:
 def dial(path: Path) -> socket.socket | None:
     """A connection, not blocking; `None` when nobody listens.
 
-    Raises `BlockingIOError` when somebody listens and has no room for another connection just now, and `WorkerError` when nobody can tell.
+    Raises `BlockingIOError` when somebody listens and has no room for another connection just now, and another `OSError` when nobody can tell.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -78,15 +78,11 @@ def dial(path: Path) -> socket.socket | None:
         connection.connect(os.fspath(path))
     except BaseException as error:
         connection.close()
-        match error:
-            case BlockingIOError():
-                raise
-            # A file that is no socket refuses as well; where it does not, it says what it is.
-            case ConnectionRefusedError() | FileNotFoundError() | OSError(errno=errno.ENOTSOCK):
-                return None
-            case OSError():
-                raise WorkerError(
-                    f"could not connect to {path}: {error.strerror}", "give another path as socket="
-                ) from error
+        # A file that is no socket refuses as well; where it does not, it says what it is.
+        if (
+            isinstance(error, ConnectionRefusedError | FileNotFoundError)
+            or getattr(error, "errno", 0) == errno.ENOTSOCK
+        ):
+            return None
         raise
     return connection
