@@ -5,6 +5,7 @@
 #[cfg(unix)]
 mod omp;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -47,6 +48,8 @@ pub enum Command {
     #[cfg(unix)]
     #[command(subcommand)]
     Omp(Omp),
+    /// List the workers of this user: what they serve, since when, and what they are doing
+    Status(Status),
     /// Fetch, list and remove models
     #[command(subcommand)]
     Models(Models),
@@ -233,6 +236,17 @@ pub struct Chat {
     pub temperature: Option<f32>,
 }
 
+/// Settings of `emberd status`.
+#[derive(Debug, Clone, Args)]
+pub struct Status {
+    /// Print one line of JSON, {"workers":[…]}, instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Look in this folder as well; may be given several times
+    #[arg(long = "dir", value_name = "FOLDER")]
+    pub folders: Vec<PathBuf>,
+}
+
 /// `emberd models …`
 #[derive(Debug, Clone, Subcommand)]
 pub enum Models {
@@ -273,21 +287,24 @@ impl Config {
         if let Some(home) = &self.home {
             return std::path::absolute(home).map_err(|error| Error::io(Code::InvalidValue, "use the folder", home, &error));
         }
-        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        if let Some(cache) = absolute("XDG_CACHE_HOME") {
-            return Ok(cache.join("emberd"));
-        }
-        if cfg!(windows) {
-            if let Some(local) = absolute("LOCALAPPDATA") {
-                return Ok(local.join("emberd"));
-            }
-        } else if let Some(home) = absolute("HOME") {
-            let cache = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
-            return Ok(home.join(cache).join("emberd"));
-        }
-        Err(Error::new(Code::InvalidValue, "no place for models: neither XDG_CACHE_HOME nor HOME is an absolute path")
-            .hint("set EMBERD_HOME to a folder"))
+        cache(|name| std::env::var_os(name)).ok_or_else(|| {
+            Error::new(Code::InvalidValue, "no place for models: neither XDG_CACHE_HOME nor HOME is an absolute path")
+                .hint("set EMBERD_HOME to a folder")
+        })
     }
+}
+
+/// emberd's folder among the user's caches, given the environment: in `$XDG_CACHE_HOME`, else in the platform's cache folder.
+pub(crate) fn cache(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| {
+        if cfg!(windows) {
+            return absolute("LOCALAPPDATA");
+        }
+        let caches = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+        absolute("HOME").map(|home| home.join(caches))
+    })?;
+    Some(caches.join("emberd"))
 }
 
 #[cfg(test)]

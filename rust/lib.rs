@@ -19,6 +19,7 @@ pub mod chat;
 pub mod omp;
 pub mod serve;
 pub mod shelf;
+pub mod status;
 
 pub mod worker;
 

@@ -102,7 +102,7 @@ fn list(shelf: &Shelf, all: bool) -> Result<u8> {
 }
 
 /// Standard output is where a person or a script reads the result.
-fn say(text: &str) -> Result<u8> {
+pub(crate) fn say(text: &str) -> Result<u8> {
     match writeln!(std::io::stdout(), "{text}") {
         // A reader that has seen enough (head, less) is no failure.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -117,7 +117,7 @@ fn say_aside(text: &str) {
 }
 
 /// Bytes as people write them.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     #[allow(clippy::cast_precision_loss)] // For reading.
     let megabytes = bytes as f64 / 1e6;
     if megabytes < 1000.0 { format!("{megabytes:.1} MB") } else { format!("{:.2} GB", megabytes / 1000.0) }

@@ -1,7 +1,7 @@
 //! One client of the worker: reads its lines, answers each request once, and ends its work when it has gone.
 //!
-//! Pings and shutdowns are answered by the reader itself and wait for nothing. Loads and chats run as tasks beside it, which die with the connection;
-//! so does reading a line that is long enough to hold up the pings of others.
+//! Pings, shutdowns and questions for the status are answered by the reader itself and wait for nothing. Loads and chats run as tasks beside it, which
+//! die with the connection; so does reading a line that is long enough to hold up the pings of others.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use crate::linger;
 use crate::listen::{LocalStream, gone};
 use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
 use crate::shutdown::{Reason, Stop};
+use crate::worker::about::Guest;
 use crate::worker::frame::{Frames, Line};
 use crate::worker::idle::{Busy, Idle};
 use crate::worker::message::{Chat, Event, Reply, Request, parse};
@@ -65,8 +66,8 @@ const FAULT: &str = "a fault of the worker; its log has the detail";
 type OwnedId = Option<Box<RawValue>>;
 
 /// Serves one client until it leaves or the worker stops.
-pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) {
-    let mut connection = Connection::new(model, options, idle, stop);
+pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<Options>, guest: Guest, idle: Idle, stop: Stop) {
+    let mut connection = Connection::new(model, options, guest, idle, stop);
     let stream = Closing(stream);
     let mut taken = 0;
     let mut last_words = None;
@@ -158,6 +159,7 @@ struct Connection {
     client: Client,
     model: Arc<Hosted>,
     options: Arc<Options>,
+    guest: Guest,
     idle: Idle,
     stop: Stop,
     frames: Frames,
@@ -177,7 +179,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(model: Arc<Hosted>, options: Arc<Options>, idle: Idle, stop: Stop) -> Self {
+    fn new(model: Arc<Hosted>, options: Arc<Options>, guest: Guest, idle: Idle, stop: Stop) -> Self {
         let (sender, news) = mpsc::channel(NEWS);
         let frames = Frames::new(options.max_line);
         let (out, work, owed) = (Vec::new(), JoinSet::new(), HashMap::new());
@@ -185,6 +187,7 @@ impl Connection {
             client: Client::new(),
             model,
             options,
+            guest,
             idle,
             stop,
             frames,
@@ -266,6 +269,10 @@ impl Connection {
     fn request(&mut self, id: Option<&RawValue>, request: Result<Request>) {
         match request {
             Ok(Request::Ping) => reply(&mut self.out, &Reply::Pong { id, tag: &self.options.tag }),
+            Ok(Request::Status) => {
+                let status = self.guest.status(&self.options, &self.model, &self.idle);
+                reply(&mut self.out, &Reply::Status { id, status });
+            }
             Ok(Request::Shutdown) => self.stop.stop(Reason::Asked),
             Ok(Request::Load) => self.start(id, None),
             Ok(Request::Chat(chat)) => self.start(id, Some(chat)),
@@ -462,13 +469,15 @@ mod tests {
     use crate::engine::host::launcher;
     use crate::models::Models;
     use crate::models::fetch::Shelf;
+    use crate::worker::about::About;
 
     /// A connection whose model is never asked for.
     fn connection() -> Connection {
         let (launcher, _) = launcher(1);
         let models = Models::new(&["m".to_owned()], Shelf::new("unused".into(), None), launcher, "mock", Settings::default()).unwrap();
         let options = Options { model_key: "m".into(), tag: "t".into(), max_line: 1000, max_in_flight: 8, max_waiting: 8 };
-        Connection::new(Arc::clone(models.default_model()), Arc::new(options), Idle::new(Duration::MAX), Stop::default())
+        let (model, idle) = (Arc::clone(models.default_model()), Idle::new(Duration::MAX));
+        Connection::new(model, Arc::new(options), About::new().guest(), idle, Stop::default())
     }
 
     async fn after(work: impl Future<Output = Answer> + Send + 'static) -> Connection {

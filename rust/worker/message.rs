@@ -20,6 +20,8 @@ use crate::prompt::{Role, Turn};
 pub enum Request {
     /// Who are you?
     Ping,
+    /// What are you doing?
+    Status,
     /// Fetch and load the model.
     Load,
     /// One answer.
@@ -57,6 +59,10 @@ struct Envelope<'a> {
     kind: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "as_it_stands")]
     id: Option<&'a RawValue>,
+    /// With a ping: whoever cannot tell whether this is a worker that knows `status` asks in this way, since a worker that does not answers it as the
+    /// ping that it is. (One of them loads its model for any type that it does not know.)
+    #[serde(borrow, default)]
+    status: Option<&'a RawValue>,
 }
 
 /// Keeps a `null` apart from an absent field: it is echoed.
@@ -82,7 +88,9 @@ pub fn parse(line: &[u8]) -> Parsed<'_> {
     let id = envelope.id;
     let kind = envelope.kind.map(plain);
     let request = match kind.as_deref() {
+        Some("\"ping\"") if envelope.status.is_some_and(|asked| asked.get() == "true") => Ok(Request::Status),
         Some("\"ping\"") => Ok(Request::Ping),
+        Some("\"status\"") => Ok(Request::Status),
         Some("\"load\"") => Ok(Request::Load),
         Some("\"shutdown\"") => Ok(Request::Shutdown),
         Some("\"chat\"") => chat(text),
@@ -102,7 +110,7 @@ fn plain(kind: &RawValue) -> Cow<'_, str> {
 }
 
 const FORM: &str = "send {\"type\":\"ping\",\"id\":\"1\"} and a newline, for example";
-const TYPES: &str = "the types are ping, load, chat and shutdown";
+const TYPES: &str = "the types are ping, status, load, chat and shutdown";
 
 fn not_json(error: &serde_json::Error) -> Error {
     Error::new(Code::InvalidJson, format!("the line is not JSON: {error}")).hint(FORM)
@@ -189,6 +197,15 @@ pub enum Reply<'a> {
         /// The launch tag.
         tag: &'a str,
     },
+    /// This is what I am doing.
+    Status {
+        /// The request's.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<Id<'a>>,
+        /// What is going on.
+        #[serde(flatten)]
+        status: Status<'a>,
+    },
     /// News of a load.
     Progress {
         /// The request's.
@@ -219,6 +236,29 @@ pub enum Reply<'a> {
         /// Why, on one line.
         error: &'a str,
     },
+}
+
+/// What a worker is doing. Told at once, whatever it does; asking counts as no work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status<'a> {
+    /// The key under which clients know the model.
+    pub key: Cow<'a, str>,
+    /// The launch tag.
+    pub tag: Cow<'a, str>,
+    /// The worker's process id.
+    pub pid: u32,
+    /// How long it has been listening, in milliseconds.
+    pub uptime_ms: u64,
+    /// The model behind the key.
+    pub model: Cow<'a, str>,
+    /// `absent`, `loading`, `ready` or `failed`.
+    pub state: Cow<'a, str>,
+    /// Loads and chats of all connections that have not been answered.
+    pub in_flight: usize,
+    /// Open connections, the one that asks included.
+    pub connections: usize,
+    /// The process's resident memory in bytes; `null` where the system does not tell.
+    pub memory_bytes: Option<u64>,
 }
 
 /// News of a load, as clients of transformers.js know it.

@@ -1,9 +1,10 @@
 //! The worker door: one model behind a local socket, newline-delimited JSON, shared by all programs of a user, gone by itself when idle.
 //!
-//! [`message`] has the wire types, [`frame`] cuts a byte stream into lines, [`connection`] serves one client, [`idle`] decides when nobody needs the
-//! worker any more. [`launch`] understands how omp starts its workers, [`daemon`] does what such a launcher expects. Nothing is loaded before a client asks
-//! for it.
+//! [`message`] has the wire types, [`frame`] cuts a byte stream into lines, [`connection`] serves one client, [`about`] tells who looks what is going
+//! on, [`idle`] decides when nobody needs the worker any more. [`launch`] understands how omp starts its workers, [`daemon`] does what such a launcher
+//! expects. Nothing is loaded before a client asks for it.
 
+mod about;
 mod connection;
 pub mod daemon;
 mod frame;
@@ -32,6 +33,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 pub async fn serve(mut listener: LocalListener, model: Arc<Hosted>, options: Options, idle_window: Duration, stop: Stop) -> Reason {
     let idle = Idle::new(idle_window);
     let options = Arc::new(options);
+    let about = about::About::new();
     let mut connections = JoinSet::new();
     let reason = loop {
         tokio::select! {
@@ -42,8 +44,8 @@ pub async fn serve(mut listener: LocalListener, model: Arc<Hosted>, options: Opt
             }
             accepted = accept(&mut listener) => match accepted {
                 Ok(stream) => {
-                    let connection = connection::serve(stream, Arc::clone(&model), Arc::clone(&options), idle.clone(), stop.clone());
-                    connections.spawn(connection);
+                    let (model, options, guest) = (Arc::clone(&model), Arc::clone(&options), about.guest());
+                    connections.spawn(connection::serve(stream, model, options, guest, idle.clone(), stop.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "could not accept a connection");

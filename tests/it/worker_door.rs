@@ -7,7 +7,7 @@ use emberd::worker::Options;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use crate::http_support::gated;
+use crate::http_support::{PATIENCE, gated};
 use crate::worker_support::{Worker, chat, listening, options, words};
 
 fn settled() -> insta::Settings {
@@ -198,6 +198,49 @@ async fn pings_are_answered_while_a_chat_runs() {
     }
     drop(gate);
     assert_eq!(client.answer().await, json!({"type": "text", "id": "1", "text": words(3)}));
+}
+
+#[tokio::test]
+async fn a_worker_tells_what_it_is_doing_at_once_and_does_nothing_for_it() {
+    const ASK: &str = r#"{"type":"status","id":"s"}"#;
+    let worker = Worker::absent(options());
+    let mut client = worker.client().await;
+    let mut told = client.ask(ASK).await;
+    assert!(told["memory_bytes"].as_u64().unwrap() > 1 << 20, "{told}");
+    assert!(told["uptime_ms"].is_u64(), "{told}");
+    for varies in ["memory_bytes", "uptime_ms"] {
+        told.as_object_mut().unwrap().remove(varies);
+    }
+    let expected = json!({
+        "type": "status", "id": "s", "key": "tiny", "tag": "1|onnx||", "pid": std::process::id(), "model": "mock/one", "state": "absent",
+        "in_flight": 0, "connections": 1,
+    });
+    assert_eq!(told, expected);
+
+    let mut other = worker.client().await;
+    let mut status = async |expected: &str, in_flight: u64, connections: u64| {
+        let told = other.ask(r#"{"type":"ping","status":true,"id":7}"#).await;
+        assert_eq!((told["type"].as_str().unwrap(), &told["id"]), ("status", &json!(7)));
+        let numbers = (told["in_flight"].as_u64().unwrap(), told["connections"].as_u64().unwrap());
+        assert_eq!((told["state"].as_str().unwrap(), numbers), (expected, (in_flight, connections)));
+    };
+    client.say(chat("1", 3)).await;
+    let launch = worker.next_launch().await;
+    status("loading", 1, 2).await;
+    launch.port.fail("no weights");
+    assert_eq!(client.answer().await["type"], "error");
+    status("failed", 0, 2).await;
+    let (gate, mock) = gated();
+    worker.launch(mock);
+    client.say(chat("2", 3)).await;
+    worker.until(1, 0).await;
+    status("ready", 1, 2).await;
+    drop(gate);
+    assert_eq!(client.answer().await["text"], words(3));
+    status("ready", 0, 2).await;
+    drop(client);
+    let alone = async { while other.ask(ASK).await["connections"] != 1 {} };
+    tokio::time::timeout(PATIENCE, alone).await.expect("the one that has gone is not counted");
 }
 
 #[tokio::test]

@@ -22,7 +22,13 @@ async fn pings_bad_lines_and_connections_are_no_work() {
     let mut client = worker.client().await;
     for _ in 0..8 {
         sleep(Duration::from_secs(100)).await;
-        for line in [r#"{"type":"ping","id":"1"}"#, "{oops", r#"{"type":"bogus","id":"2"}"#] {
+        for line in [
+            r#"{"type":"ping","id":"1"}"#,
+            "{oops",
+            r#"{"type":"bogus","id":"2"}"#,
+            r#"{"type":"status","id":"3"}"#,
+            r#"{"type":"ping","status":true}"#,
+        ] {
             client.say(line).await;
             assert!(client.hear().await.is_some());
         }

@@ -27,6 +27,17 @@ fn refused(line: impl AsRef<[u8]>) -> (Code, String) {
 }
 
 #[test]
+fn a_ping_that_asks_for_the_status_is_as_good_as_a_status() {
+    let request = |line: &str| parse(line.as_bytes()).1.unwrap();
+    for line in [r#"{"type":"status"}"#, r#"{"type":"ping","status":true}"#, r#"{"status": true,"id":1,"type":"ping"}"#] {
+        assert_eq!(request(line), Request::Status, "{line}");
+    }
+    for status in ["false", "null", "1", "\"true\"", "{}"] {
+        assert_eq!(request(&format!(r#"{{"type":"ping","status":{status}}}"#)), Request::Ping, "{status}");
+    }
+}
+
+#[test]
 fn the_length_of_an_answer_is_a_number_of_any_kind_or_absent() {
     let asked = |value: &str| chat(&with(&format!(r#""maxNewTokens":{value}"#))).max_new_tokens;
     assert_eq!(chat(r#"{"type":"chat","messages":[]}"#).max_new_tokens, 256);
