@@ -9,6 +9,7 @@ pub mod config;
 #[cfg(unix)]
 mod election;
 pub mod error;
+pub mod folders;
 mod json;
 mod linger;
 pub mod listen;

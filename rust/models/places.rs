@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::folders::Omp;
 use crate::models::table::Form;
 
 /// What the environment says.
@@ -62,34 +63,14 @@ pub fn offline(env: Env<'_>) -> bool {
     matches!(value.to_string_lossy().to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE")
 }
 
-/// The folders where omp may keep its models, the likeliest first.
-fn omp_caches(env: Env<'_>) -> Vec<PathBuf> {
-    let mut agents = Vec::new();
-    if let Some(agent) = path(env, "PI_CODING_AGENT_DIR") {
-        agents.push(agent.join("cache"));
-    }
-    if let Some(cache) = path(env, "XDG_CACHE_HOME") {
-        agents.push(cache.join("omp").join("cache"));
-    }
-    if let Some(home) = home(env) {
-        let root = home.join(env("PI_CONFIG_DIR").filter(|name| !name.is_empty()).unwrap_or_else(|| ".omp".into()));
-        let profile = ["OMP_PROFILE", "PI_PROFILE"].iter().find_map(|name| env(name).filter(|profile| !profile.is_empty()));
-        if let Some(profile) = profile {
-            agents.push(root.join("profiles").join(profile).join("agent").join("cache"));
-        }
-        agents.push(root.join("agent").join("cache"));
-    }
-    agents.into_iter().map(|cache| cache.join("tiny-models")).collect()
-}
-
-/// Where omp would have put the files of a repository. Those of an MLX form are whole only with their marker.
+/// Where omp would have put the files of a repository; nowhere without a home folder. Those of an MLX form are whole only with their marker.
 #[must_use]
-pub fn omp(env: Env<'_>, repo: &str, form: Form) -> Vec<PathBuf> {
-    let caches = omp_caches(env).into_iter();
-    match form {
-        Form::Onnx => caches.map(|cache| cache.join(repo)).collect(),
-        Form::Mlx => caches.map(|cache| cache.join("mlx").join(repo.replace('/', "--"))).collect(),
-    }
+pub fn omp(env: Env<'_>, repo: &str, form: Form) -> Option<PathBuf> {
+    let models = Omp::find(env).ok()?.cache.join("tiny-models");
+    Some(match form {
+        Form::Onnx => models.join(repo),
+        Form::Mlx => models.join("mlx").join(repo.replace('/', "--")),
+    })
 }
 
 /// What omp writes into an MLX folder once all of it has come: `{"repo": …, "files": …}`.
@@ -161,14 +142,12 @@ mod tests {
             (&[("HOME", "/u")][..], "/u/.omp/agent/cache/tiny-models/org/name"),
             (&[("HOME", "/u"), ("PI_CONFIG_DIR", "x")], "/u/x/agent/cache/tiny-models/org/name"),
             (&[("HOME", "/u"), ("OMP_PROFILE", "p")], "/u/.omp/profiles/p/agent/cache/tiny-models/org/name"),
-            (&[("HOME", "/u"), ("OMP_PROFILE", ""), ("PI_PROFILE", "q")], "/u/.omp/profiles/q/agent/cache/tiny-models/org/name"),
             (&[("HOME", "/u"), ("PI_CODING_AGENT_DIR", "/d")], "/d/cache/tiny-models/org/name"),
-            (&[("HOME", "/u"), ("XDG_CACHE_HOME", "/c")], "/c/omp/cache/tiny-models/org/name"),
         ] {
-            assert_eq!(omp(&env(pairs), repo, onnx)[0], PathBuf::from(expected), "{pairs:?}");
+            assert_eq!(omp(&env(pairs), repo, onnx), Some(PathBuf::from(expected)), "{pairs:?}");
         }
         let folders = omp(&env(&[("HOME", "/u")]), repo, Form::Mlx);
-        assert_eq!(folders, [PathBuf::from("/u/.omp/agent/cache/tiny-models/mlx/org--name")]);
+        assert_eq!(folders, Some(PathBuf::from("/u/.omp/agent/cache/tiny-models/mlx/org--name")));
     }
 
     #[test]

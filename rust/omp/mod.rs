@@ -20,8 +20,7 @@ use keep::Kept;
 use places::Places;
 use plan::Plan;
 
-/// Looks into the environment.
-pub type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+pub use crate::folders::Variables;
 
 /// How to start this emberd from anywhere: a program and its first arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -498,6 +498,16 @@ mod tests {
         assert!(after(async { Answer::HangUp }).await.hang_up);
     }
 
+    #[test]
+    fn a_client_is_hung_up_on_only_when_the_trouble_passes() {
+        let said = |code, asked| passes(&Error::new(code, "x"), asked);
+        assert!(said(Code::ShuttingDown, true) && said(Code::ShuttingDown, false));
+        assert!(said(Code::DownloadFailed, false) && !said(Code::DownloadFailed, true), "a load hears why");
+        for lasting in [Code::ModelLoadFailed, Code::ModelNotFound, Code::EngineFailed, Code::QueueFull, Code::ContextLengthExceeded] {
+            assert!(!said(lasting, false), "{lasting:?}");
+        }
+    }
+
     #[tokio::test]
     async fn a_task_that_panics_is_answered_with_an_error() {
         let connection = after(async { panic!("a fault") }).await;
