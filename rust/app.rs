@@ -22,7 +22,7 @@ use crate::models::fetch::Shelf;
 use crate::models::table::Form;
 use crate::shutdown::Stop;
 use crate::worker::launch;
-use crate::{chat, linger, listen, shelf, status, worker};
+use crate::{chat, linger, listen, shelf, worker};
 
 /// Work on other threads (downloads, tokenising) that a stopping process waits for.
 const LAST_WORK: Duration = Duration::from_secs(2);
@@ -78,9 +78,9 @@ impl App {
         let queue = match &config.command {
             Command::Serve(serve) => serve.engine.queue,
             Command::Worker(worker) => worker.engine.queue,
-            Command::Chat(_) | Command::Status(_) | Command::Models(_) => 0,
+            Command::Chat(_) | Command::Models(_) => 0,
             #[cfg(unix)]
-            Command::Omp(_) => 0,
+            Command::Status(_) | Command::Omp(_) => 0,
         };
         let (launcher, launches) = launcher(queue);
         let doors = std::thread::Builder::new().name("emberd doors".into()).spawn(move || {
@@ -182,7 +182,8 @@ async fn command(config: &Config, program: Option<PathBuf>, launcher: &Launcher)
         Command::Chat(ask) => chat::run(ask).await,
         #[cfg(unix)]
         Command::Omp(what) => crate::omp::run(what, config.home.as_deref(), program).await,
-        Command::Status(what) => status::run(what).await,
+        #[cfg(unix)]
+        Command::Status(what) => crate::status::run(what).await,
         Command::Models(what) => {
             on_signals()?;
             shelf::run(what, models_shelf(config)?, stop).await

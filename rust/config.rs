@@ -49,6 +49,7 @@ pub enum Command {
     #[command(subcommand)]
     Omp(Omp),
     /// List the workers of this user: what they serve, since when, and what they are doing
+    #[cfg(unix)]
     Status(Status),
     /// Fetch, list and remove models
     #[command(subcommand)]

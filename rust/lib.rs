@@ -20,6 +20,7 @@ pub mod chat;
 pub mod omp;
 pub mod serve;
 pub mod shelf;
+#[cfg(unix)]
 pub mod status;
 
 pub mod worker;

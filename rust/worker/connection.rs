@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use serde_json::value::RawValue;
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
@@ -17,12 +16,13 @@ use crate::engine::Client;
 use crate::error::{Code, Error, Result};
 use crate::linger;
 use crate::listen::{LocalStream, gone};
-use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
+use crate::models::Hosted;
 use crate::shutdown::{Reason, Stop};
 use crate::worker::about::Guest;
 use crate::worker::frame::{Frames, Line};
-use crate::worker::idle::{Busy, Idle};
-use crate::worker::message::{Chat, Event, Reply, Request, parse};
+use crate::worker::idle::Idle;
+use crate::worker::message::{Chat, Reply, Request, parse};
+use crate::worker::task::{Answer, OwnedId, Task};
 
 /// News of loads that a connection has not taken yet.
 const NEWS: usize = 64;
@@ -30,8 +30,6 @@ const NEWS: usize = 64;
 const BACKLOG: usize = 1024 * 1024;
 /// Memory that an emptied outgoing buffer may keep.
 const KEEP: usize = 64 * 1024;
-/// Where conversations longer than this, in bytes, are tokenised beside the loop that answers pings.
-const LONG_TEXT: usize = 4 * 1024;
 /// Lines longer than this, in bytes, are parsed beside the loop that answers pings.
 const LONG_LINE: usize = 256 * 1024;
 /// Such lines of one connection at a time: further ones are read when these have been parsed.
@@ -62,8 +60,6 @@ pub struct Options {
 
 /// What a client hears of a fault in here.
 const FAULT: &str = "a fault of the worker; its log has the detail";
-
-type OwnedId = Option<Box<RawValue>>;
 
 /// Serves one client until it leaves or the worker stops.
 pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<Options>, guest: Guest, idle: Idle, stop: Stop) {
@@ -249,7 +245,7 @@ impl Connection {
             Line::TooLong(length) => {
                 let error =
                     Error::new(Code::BodyTooLarge, format!("the line has {length} bytes, and the limit is {}", self.options.max_line));
-                reply(&mut self.out, &Reply::Error { id: None, error: &error.hint("send less, or raise --max-line").one_line() });
+                Reply::Error { id: None, error: &error.hint("send less, or raise --max-line").one_line() }.write(&mut self.out);
             }
         }
     }
@@ -260,7 +256,7 @@ impl Connection {
             Ok((id, request)) => self.request(id.as_deref(), request),
             Err(error) => {
                 tracing::error!(%error, "a line could not be parsed, by a fault");
-                reply(&mut self.out, &Reply::Error { id: None, error: FAULT });
+                Reply::Error { id: None, error: FAULT }.write(&mut self.out);
             }
         }
         if self.ended { self.finish_lines() } else { self.take_lines() }
@@ -268,17 +264,17 @@ impl Connection {
 
     fn request(&mut self, id: Option<&RawValue>, request: Result<Request>) {
         match request {
-            Ok(Request::Ping) => reply(&mut self.out, &Reply::Pong { id, tag: &self.options.tag }),
+            Ok(Request::Ping) => Reply::Pong { id, tag: &self.options.tag }.write(&mut self.out),
             Ok(Request::Status) => {
                 let status = self.guest.status(&self.options, &self.model, &self.idle);
-                reply(&mut self.out, &Reply::Status { id, status });
+                Reply::Status { id, status }.write(&mut self.out);
             }
             Ok(Request::Shutdown) => self.stop.stop(Reason::Asked),
             Ok(Request::Load) => self.start(id, None),
             Ok(Request::Chat(chat)) => self.start(id, Some(chat)),
             Err(error) => {
                 tracing::debug!(%error, "a line was refused");
-                reply(&mut self.out, &Reply::Error { id, error: &error.one_line() });
+                Reply::Error { id, error: &error.one_line() }.write(&mut self.out);
             }
         }
     }
@@ -286,7 +282,7 @@ impl Connection {
     /// Starts a load or a chat beside the reader.
     fn start(&mut self, id: Option<&RawValue>, chat: Option<Chat>) {
         if let Err(error) = self.room() {
-            return reply(&mut self.out, &Reply::Error { id, error: &error.one_line() });
+            return Reply::Error { id, error: &error.one_line() }.write(&mut self.out);
         }
         let id = id.map(ToOwned::to_owned);
         let task = Task {
@@ -333,132 +329,9 @@ impl Connection {
             Err(error) => {
                 tracing::error!(%error, "a request ended by a fault");
                 let id = self.owed.remove(&error.id()).flatten();
-                reply(&mut self.out, &Reply::Error { id: id.as_deref(), error: FAULT });
+                Reply::Error { id: id.as_deref(), error: FAULT }.write(&mut self.out);
             }
         }
-    }
-}
-
-fn reply(out: &mut Vec<u8>, reply: &Reply<'_>) {
-    // A vector takes everything, and no reply holds what JSON cannot say.
-    if serde_json::to_writer(&mut *out, reply).is_ok() {
-        out.push(b'\n');
-    }
-}
-
-fn line(what: &Reply<'_>) -> Vec<u8> {
-    let mut line = Vec::with_capacity(128);
-    reply(&mut line, what);
-    line
-}
-
-/// How a load or chat ends: a task returns it, so that there is one for each request.
-#[derive(Debug)]
-enum Answer {
-    Line(Vec<u8>),
-    /// The trouble is passing: the client should come again, and must not be told that the request itself is at fault.
-    HangUp,
-}
-
-/// Whether the trouble passes by itself. Clients take an `error` for a chat as the model's own and never ask it again, and a closed connection as a
-/// reason to come back. Whoever asked for the load itself wants to hear why it failed, and may ask again after an error too.
-fn passes(error: &Error, asked_to_load: bool) -> bool {
-    match error.code {
-        Code::ShuttingDown => true,
-        Code::DownloadFailed => !asked_to_load,
-        _ => false,
-    }
-}
-
-/// One load or chat.
-struct Task {
-    client: Client,
-    id: OwnedId,
-    model: Arc<Hosted>,
-    options: Arc<Options>,
-    sender: mpsc::Sender<Vec<u8>>,
-    _busy: Busy,
-}
-
-impl Task {
-    async fn run(self, chat: Option<Chat>) -> Answer {
-        let asked = chat.is_none();
-        let outcome = match chat {
-            None => self.load(true).await.map(|_| None),
-            Some(chat) => self.chat(chat).await.map(Some),
-        };
-        let id = self.id.as_deref();
-        Answer::Line(match outcome {
-            Ok(None) => line(&Reply::Loaded { id }),
-            Ok(Some(text)) => line(&Reply::Text { id, text: &text }),
-            Err(error) if passes(&error, asked) => {
-                tracing::warn!(%error, detail = error.detail.as_deref(), "hanging up: the client is to come again");
-                return Answer::HangUp;
-            }
-            Err(error) => {
-                tracing::warn!(%error, detail = error.detail.as_deref(), "a request failed");
-                line(&Reply::Error { id, error: &error.one_line() })
-            }
-        })
-    }
-
-    async fn tell(&self, event: Event<'_>) {
-        let news = line(&Reply::Progress { id: self.id.as_deref(), event });
-        let _ = self.sender.send(news).await; // A client that has gone is told nothing.
-    }
-
-    /// The model, loaded first if need be; whoever starts the load hears how it goes, and `asked` for it, that it is ready.
-    async fn load(&self, asked: bool) -> Result<Arc<Model>> {
-        let loading = match self.model.loaded() {
-            Some(model) if !asked => return Ok(model),
-            _ => self.model.load(),
-        };
-        let started = loading.started;
-        let model = if started { self.watch(loading).await? } else { loading.model().await? };
-        if started || asked {
-            let event = Event::ready(&self.options.model_key, self.model.id());
-            self.tell(event).await;
-        }
-        Ok(model)
-    }
-
-    async fn watch(&self, mut loading: Loading) -> Result<Arc<Model>> {
-        let model = loading.model();
-        tokio::pin!(model);
-        loop {
-            let news = tokio::select! {
-                biased;
-                news = loading.news.recv() => news,
-                model = &mut model => return model,
-            };
-            match news {
-                Ok(news) => {
-                    for event in Event::of(&self.options.model_key, &news).into_iter().flatten() {
-                        self.tell(event).await;
-                    }
-                }
-                Err(RecvError::Lagged(_)) => {} // Newer news follows.
-                Err(RecvError::Closed) => return model.await,
-            }
-        }
-    }
-
-    async fn chat(&self, chat: Chat) -> Result<String> {
-        let model = self.load(false).await?;
-        let options = PromptOptions { enable_thinking: Some(false), prefill: chat.prefill };
-        let length = chat.turns.iter().map(|turn| turn.text.len()).sum::<usize>() + options.prefill.as_ref().map_or(0, String::len);
-        let prompt = if length > LONG_TEXT {
-            let model = Arc::clone(&model);
-            beside(move || model.prompt(&chat.turns, &options)).await?
-        } else {
-            model.prompt(&chat.turns, &options)?
-        };
-        let max_tokens = chat.max_new_tokens.min(model.room(prompt.len())?);
-        let stop = chat.stop.into_iter().collect();
-        let mut answer = model.answer(self.client, prompt, Ask { max_tokens, sampling: None, stop, include_stop: true })?;
-        let (text, ending) = answer.rest().await?;
-        tracing::debug!(prompt = answer.prompt_tokens(), tokens = answer.tokens(), ?ending, "answered");
-        Ok(text)
     }
 }
 
@@ -496,16 +369,6 @@ mod tests {
         let connection = after(async { Answer::Line(b"answer\n".to_vec()) }).await;
         assert_eq!((connection.out.as_slice(), connection.hang_up), (&b"news\nanswer\n"[..], false));
         assert!(after(async { Answer::HangUp }).await.hang_up);
-    }
-
-    #[test]
-    fn a_client_is_hung_up_on_only_when_the_trouble_passes() {
-        let said = |code, asked| passes(&Error::new(code, "x"), asked);
-        assert!(said(Code::ShuttingDown, true) && said(Code::ShuttingDown, false));
-        assert!(said(Code::DownloadFailed, false) && !said(Code::DownloadFailed, true), "a load hears why");
-        for lasting in [Code::ModelLoadFailed, Code::ModelNotFound, Code::EngineFailed, Code::QueueFull, Code::ContextLengthExceeded] {
-            assert!(!said(lasting, false), "{lasting:?}");
-        }
     }
 
     #[tokio::test]

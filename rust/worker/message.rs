@@ -238,6 +238,24 @@ pub enum Reply<'a> {
     },
 }
 
+impl Reply<'_> {
+    /// Adds the reply's line, with its newline, to what goes out.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        // A vector takes everything, and no reply holds what JSON cannot say.
+        if serde_json::to_writer(&mut *out, self).is_ok() {
+            out.push(b'\n');
+        }
+    }
+
+    /// The reply's line, with its newline.
+    #[must_use]
+    pub fn line(&self) -> Vec<u8> {
+        let mut line = Vec::with_capacity(128);
+        self.write(&mut line);
+        line
+    }
+}
+
 /// What a worker is doing. Told at once, whatever it does; asking counts as no work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status<'a> {

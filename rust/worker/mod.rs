@@ -1,6 +1,6 @@
 //! The worker door: one model behind a local socket, newline-delimited JSON, shared by all programs of a user, gone by itself when idle.
 //!
-//! [`message`] has the wire types, [`frame`] cuts a byte stream into lines, [`connection`] serves one client, [`about`] tells who looks what is going
+//! [`message`] has the wire types, [`frame`] cuts a byte stream into lines, [`connection`] serves one client, [`task`] does one load or chat, [`about`] tells who looks what is going
 //! on, [`idle`] decides when nobody needs the worker any more. [`launch`] understands how omp starts its workers, [`daemon`] does what such a launcher
 //! expects. Nothing is loaded before a client asks for it.
 
@@ -11,6 +11,7 @@ mod frame;
 mod idle;
 pub mod launch;
 pub mod message;
+mod task;
 
 use std::sync::Arc;
 use std::time::Duration;
