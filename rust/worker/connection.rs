@@ -291,7 +291,7 @@ impl Connection {
             model: Arc::clone(&self.model),
             options: Arc::clone(&self.options),
             sender: self.sender.clone(),
-            _busy: self.idle.busy(),
+            busy: self.idle.busy(),
         };
         let handle = self.work.spawn(task.run(chat));
         self.owed.insert(handle.id(), id);

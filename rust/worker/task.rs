@@ -45,7 +45,7 @@ pub(super) struct Task {
     pub(super) options: Arc<Options>,
     pub(super) sender: mpsc::Sender<Vec<u8>>,
     /// Holds the idle timer.
-    pub(super) _busy: Busy,
+    pub(super) busy: Busy,
 }
 
 impl Task {
@@ -83,6 +83,14 @@ impl Task {
             _ => self.model.load(),
         };
         let started = loading.started;
+        if started {
+            // The load goes on when whoever asked for it leaves, and until then the worker is not idle.
+            let (busy, model) = (self.busy.unasked(), loading.model());
+            tokio::spawn(async move {
+                _ = model.await; // Told to those who ask.
+                drop(busy);
+            });
+        }
         let model = if started { self.watch(loading).await? } else { loading.model().await? };
         if started || asked {
             let event = Event::ready(&self.options.model_key, self.model.id());
