@@ -30,6 +30,10 @@ pub struct Idle {
     state: Arc<watch::Sender<State>>,
 }
 
+/// Something that may turn out to be work; the timer stands still until it is dropped, and goes on from where it was.
+#[derive(Debug)]
+pub struct Pause(Idle);
+
 /// Work in flight; the timer stands still until it is dropped.
 #[derive(Debug)]
 pub struct Busy {
@@ -48,6 +52,13 @@ impl Idle {
     #[must_use]
     pub fn busy(&self) -> Busy {
         self.hold(true)
+    }
+
+    /// Something has arrived that may be work.
+    #[must_use]
+    pub fn pause(&self) -> Pause {
+        self.state.send_modify(|state| state.unasked += 1);
+        Pause(self.clone())
     }
 
     fn hold(&self, asked: bool) -> Busy {
@@ -87,6 +98,12 @@ impl Idle {
                 () = over => return,
             }
         }
+    }
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        self.0.state.send_modify(|state| state.unasked -= 1);
     }
 }
 
