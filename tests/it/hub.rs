@@ -184,7 +184,7 @@ fn folders_of_omps_are_used_when_they_are_marked_and_whole() {
     let rig = Rig::new("exit 1");
     let omp = rig.path("user/.omp/agent/cache/tiny-models/mlx/org--name");
     mlx(&omp);
-    assert_eq!(rig.ensure(&repo(Form::Mlx), &|_| {}).unwrap_err().code, Code::DownloadFailed, "it is not marked");
+    assert_eq!(rig.ensure(&repo(Form::Mlx), &|_| {}).unwrap_err().code, Code::ModelLoadFailed, "it is not marked");
     mark(&omp);
     assert_eq!(rig.ensure(&repo(Form::Mlx), &|_| {}).unwrap(), omp);
     // A folder that is named comes first.
