@@ -87,7 +87,7 @@ def test_an_impossible_entry_fails_its_own_request_alone(tokens: Any, finish: An
     assert doors.load() == (0, 0)
 
 
-@pytest.mark.parametrize("entry", [7, (1, [2]), [1, [2], None], (1, [2], None, None), ("x", [1], None)])
+@pytest.mark.parametrize("entry", [7, (1, [2]), [1, [2], None], (1, [2], None, None, None), ("x", [1], None)])
 def test_what_is_no_entry_at_all_raises(entry: Any) -> None:
     doors, port = _core.port()
     port.ready(_core.Capabilities(100, 4, 100, []))

@@ -150,11 +150,11 @@ class OnnxEngine:
         request.done += count
         if request.unread:
             return None
-        token = rows.draw(row, request.sampling, request.made)
+        token = rows.draw(row, request)
         finish = request.finish(token, self._eos)
         if finish is not None:
             self._forget(request)
-            return (request.id, [token], finish)
+            return request.step([token], finish)
         rows.feed(row, token)
         self._prompts.remove(request)
         request.row = None
@@ -165,7 +165,7 @@ class OnnxEngine:
                     rows.move(place, other.row)
             rows.move(row, place)
         self._running.append(request)
-        return (request.id, [token], None)
+        return request.step([token], None)
 
     def _free_row(self, but: int | None = None) -> int:
         """The highest row that nobody has, and that is not `but`; there is one, since `Rows` has one to spare."""
@@ -190,14 +190,14 @@ class OnnxEngine:
             token = tokens[row]
             if request.sampling is not None:
                 try:
-                    token = rows.draw(row, request.sampling, request.made)
+                    token = rows.draw(row, request)
                 except ValueError as fault:  # the row's own logits: no fault of the others
                     ended.append(row)
                     self._fail(request.id, f"no token can be drawn: {fault}")
                     continue
                 rows.feed(row, token)
             finish = request.finish(token, eos)
-            steps.append((request.id, [token], finish))
+            steps.append(request.step([token], finish))
             if finish is not None:
                 ended.append(row)
         self._leave(ended)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use emberd::engine::Timing;
 use emberd::error::{Code, Error};
-use emberd::models::Ending;
+use emberd::models::{Ending, Likely, TokenLogprob};
 use emberd::responses::{Arrival, Begin, Effective, Event, Request, Sink, Stream, Unheard, Usage};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ fn stream() -> Stream {
         created_at: 7,
         model: "m".into(),
         max_output_tokens: None,
-        effective: Effective { temperature: 0.7, top_p: 1.0, top_k: 0, seed: Some(5) },
+        effective: Effective { temperature: 0.7, seed: Some(5), ..Effective::default() },
         stop: Vec::new(),
         truncation: request.truncation,
         echo: request.echo,
@@ -54,14 +54,14 @@ fn run(pieces: &[String], end: End) -> (Vec<Value>, Value) {
     let (mut heard, mut stream) = (Heard::default(), stream());
     stream.begin(&mut heard);
     for piece in pieces {
-        stream.text(piece, &mut heard);
+        stream.text(piece, &[], &mut heard);
     }
     match end {
         End::Ending(ending) => stream.end(ending, Some(usage()), 9, &mut heard),
         End::Failure => stream.fail(&Error::new(Code::EngineFailed, "it broke"), None, &mut heard),
     }
     // What comes after the end is not heard.
-    stream.text("late", &mut heard);
+    stream.text("late", &[], &mut heard);
     stream.end(Ending::Stop, Some(usage()), 10, &mut heard);
     stream.fail(&Error::new(Code::ServerError, "late"), None, &mut heard);
     assert!(stream.over());
@@ -187,4 +187,25 @@ fn times_are_told_where_they_are_known_and_only_there() {
     let keys: Vec<&str> = nothing.as_object().unwrap().keys().map(String::as_str).collect();
     let counts = ["input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"];
     assert_eq!(keys, [&counts[..], &["prefill_input_tokens", "cached_prefix_tokens"]].concat());
+}
+
+#[test]
+fn log_probabilities_go_out_with_their_text_and_stand_in_the_whole() {
+    let likely = |token: &str, logprob| Likely { token: token.to_owned(), logprob, bytes: token.as_bytes().to_vec() };
+    let told = |token, logprob| TokenLogprob { chosen: likely(token, logprob), top_logprobs: vec![likely("x", -0.25)] };
+    let (first, rest) = (vec![told("a", -0.5)], vec![told("b", -1.5), told("c", -2.0)]);
+    let (mut heard, mut stream) = (Heard::default(), stream());
+    stream.begin(&mut heard);
+    stream.text("a", &first, &mut heard);
+    stream.text("bc", &rest, &mut heard);
+    stream.end(Ending::Stop, None, 9, &mut heard);
+    let json = |token: &str, logprob: f64| {
+        let top = json!([{"token": "x", "logprob": -0.25, "bytes": [120]}]);
+        json!({"token": token, "logprob": logprob, "bytes": token.as_bytes(), "top_logprobs": top})
+    };
+    let all = json!([json("a", -0.5), json("b", -1.5), json("c", -2.0)]);
+    let of = |kind: &str| heard.0.iter().filter(|event| event["type"] == kind).map(|event| event["logprobs"].clone()).collect::<Vec<_>>();
+    assert_eq!(of("response.output_text.delta"), [json!([all[0]]), json!([all[1], all[2]])]);
+    assert_eq!(of("response.output_text.done"), [all.clone()]);
+    assert_eq!(heard.0.last().unwrap()["response"]["output"][0]["content"][0]["logprobs"], all);
 }
