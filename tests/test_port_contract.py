@@ -87,6 +87,36 @@ def test_an_impossible_entry_fails_its_own_request_alone(tokens: Any, finish: An
     assert doors.load() == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("logprobs", "why"),
+    [
+        ([], None),
+        (None, None),
+        ([(-0.5, [(7, -0.5), (8, -1.0)])], None),
+        ([(-0.5, []), (-0.5, [])], "gave log probabilities for 2"),
+        ([-0.5], "no list of log probabilities"),
+        ([(-0.5, [(-1, -0.5)])], "no list of log probabilities"),
+        ("x", "no list of log probabilities"),
+    ],
+)
+def test_log_probabilities_cross_with_their_ids_or_fail_their_request(logprobs: Any, why: str | None) -> None:
+    doors, port = _core.port()
+    port.ready(_core.Capabilities(100, 4, 100, []))
+    asking = _core.Sampling(0.0, 1.0, 0, 0, top_logprobs=2)
+    reader, good = doors.submit([1], 3, asking), doors.submit([2], 3)
+    assert len(port.wait()) == 2
+    gone = port.push([(reader.id, [7], None, logprobs), (good.id, [7], None)])
+    assert good.read() == ([7], None)
+    assert good.logprobs() == []
+    if why is None:
+        assert (gone, reader.read()) == ([], ([7], None))
+        assert (reader.logprobs(), reader.logprobs()) == (logprobs or [], [])
+    else:
+        assert gone == [reader.id]
+        with pytest.raises(RuntimeError, match=why):
+            reader.read()
+
+
 @pytest.mark.parametrize("entry", [7, (1, [2]), [1, [2], None], (1, [2], None, None, None), ("x", [1], None)])
 def test_what_is_no_entry_at_all_raises(entry: Any) -> None:
     doors, port = _core.port()

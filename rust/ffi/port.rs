@@ -292,6 +292,9 @@ fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
     Ok(list)
 }
 
+/// A log probability as Python writes it: the id's own, and the likeliest ids with theirs.
+type Told = (f32, Vec<(u32, f32)>);
+
 /// One entry of a push. What is not an entry at all raises; an entry with impossible content fails its own request.
 fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
     const FORM: &str = "a step is a tuple (id, token_ids, finish) or (id, token_ids, finish, logprobs)";
@@ -311,7 +314,7 @@ fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
         }
         named => named,
     };
-    let logprobs: Option<Vec<(f32, Vec<(u32, f32)>)>> = match entry.get_item(3).ok().map(|given| given.extract()).transpose() {
+    let logprobs: Option<Vec<Told>> = match entry.get_item(3).ok().map(|given| given.extract()).transpose() {
         Ok(given) => given.flatten(),
         Err(error) => return Ok(Err((id, format!("the engine gave something that is no list of log probabilities: {error}")))),
     };

@@ -170,7 +170,7 @@ async fn told(stop: &[&str], steps: &[&[u32]], finish: Option<Finish>, rig: &Rig
         let mut pieces = Pieces::default();
         std::future::poll_fn(|cx| std::task::Poll::Ready(answer.poll(cx, &mut pieces).is_ready())).await;
         let name = |token: &TokenLogprob| {
-            assert_eq!((token.chosen.logprob, &token.top_logprobs[..]), (-0.5, &[token.chosen.clone()][..]));
+            assert_eq!((token.chosen.logprob, &token.top_logprobs[..]), (-0.5, std::slice::from_ref(&token.chosen)));
             token.chosen.bytes.escape_ascii().to_string()
         };
         found.extend(pieces.told().map(|(text, tokens)| (text.to_owned(), tokens.iter().map(name).collect())));

@@ -492,7 +492,7 @@ fn log_probabilities_for_another_number_of_ids_fail_their_request_alone() {
     let (mut bad, mut good) = (engine.submit(request(3)).unwrap(), engine.submit(request(3)).unwrap());
     let ids = admitted(&port);
     let logprobs = vec![Logprob { logprob: -1.0, top: vec![] }];
-    let steps = vec![Step { id: ids[0], tokens: vec![7, 8], finish: None, logprobs: logprobs.clone() }, step(ids[1], &[7], None)];
+    let steps = vec![Step { id: ids[0], tokens: vec![7, 8], finish: None, logprobs }, step(ids[1], &[7], None)];
     assert_eq!(port.push(steps).unwrap(), [ids[0]]);
     let error = read(&mut bad).end.unwrap().unwrap_err();
     assert!(error.message.contains("2 tokens and gave log probabilities for 1"), "{error}");

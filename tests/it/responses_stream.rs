@@ -206,6 +206,6 @@ fn log_probabilities_go_out_with_their_text_and_stand_in_the_whole() {
     let all = json!([json("a", -0.5), json("b", -1.5), json("c", -2.0)]);
     let of = |kind: &str| heard.0.iter().filter(|event| event["type"] == kind).map(|event| event["logprobs"].clone()).collect::<Vec<_>>();
     assert_eq!(of("response.output_text.delta"), [json!([all[0]]), json!([all[1], all[2]])]);
-    assert_eq!(of("response.output_text.done"), [all.clone()]);
+    assert_eq!(of("response.output_text.done"), std::slice::from_ref(&all));
     assert_eq!(heard.0.last().unwrap()["response"]["output"][0]["content"][0]["logprobs"], all);
 }
