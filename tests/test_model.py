@@ -197,6 +197,32 @@ def test_openai_reads_the_stream_helper_and_the_errors(client: openai.OpenAI) ->
     assert client.responses.create(model=model.id, input=QUESTION).output_text == GOLDEN
 
 
+def test_openai_reads_log_probabilities(client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    whole = client.responses.create(
+        model=model.id, input=QUESTION, top_logprobs=2, include=["message.output_text.logprobs"]
+    )
+    assert whole.output_text == GOLDEN
+    [message] = whole.output
+    assert message.type == "message"
+    [part] = message.content
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    told = part.logprobs
+    assert b"".join(bytes(each.bytes) for each in told).decode() == GOLDEN
+    for each in told:
+        # A greedy token is the likeliest.
+        assert (each.top_logprobs[0].token, each.top_logprobs[0].logprob) == (each.token, each.logprob)
+        assert each.top_logprobs[1].logprob <= each.logprob <= 0
+    with client.responses.create(
+        model=model.id, input=QUESTION, top_logprobs=2, include=["message.output_text.logprobs"], stream=True
+    ) as stream:
+        deltas = [event for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(each.token for event in deltas for each in event.logprobs) == GOLDEN
+    paris = next(each for each in told if each.token == " Paris")
+    assert paris.logprob > -0.5, "the model is sure"
+
+
 # Together.
 
 
