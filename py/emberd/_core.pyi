@@ -97,6 +97,7 @@ class Settings:
         max_batch: int | None = None,
         context_length: int | None = None,
         prefill_chunk: int | None = None,
+        cache_bytes: int | None = None,
         spin: bool | None = None,
     ) -> Settings: ...
     @property
@@ -112,6 +113,9 @@ class Settings:
     def prefill_chunk(self) -> int | None:
         """Prompt tokens taken between two steps of the answers that run."""
     @property
+    def cache_bytes(self) -> int | None:
+        """Bytes for what is kept of prompts and answers for later ones; 0 keeps nothing."""
+    @property
     def spin(self) -> bool | None:
         """Whether idle threads of a pass wait by spinning."""
 
@@ -122,7 +126,7 @@ class Port:
     def ready(self, capabilities: Capabilities) -> None: ...
     def wait(self) -> list[Admit | Cancel] | None: ...
     def poll(self) -> list[Admit | Cancel] | None: ...
-    def push(self, steps: list[tuple[int, list[int], str | None]]) -> list[int]: ...
+    def push(self, steps: list[tuple[int, list[int], str | None] | tuple[int, int]]) -> list[int]: ...
     def fail(self, id: int | None, message: str) -> None: ...
     def close(self) -> None:
         """Lets go of the port. Without a `fail` before, and while the other side has it open, this fails the engine."""

@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     Order = Admit | Cancel
     """One thing the other side asks for; an `Admit` has a `prompt`, a `Cancel` has not."""
 
-Step = tuple[int, list[int], str | None]
+Made = tuple[int, list[int], str | None]
 """What one forward pass made for one request: its id, the new token ids in order, and the finish if it ended."""
+
+Cached = tuple[int, int]
+"""Of one request, its id and how many tokens of its prompt were not read because an earlier one had been."""
+
+Step = Made | Cached
+"""One entry of a push."""
 
 Fail = Callable[[int, str], None]
 """Ends one request with an error: the port's `fail`, for faults that an engine can lay to a single sequence."""
@@ -68,7 +74,7 @@ def is_admit(order: Order) -> TypeGuard[Admit]:
 class Request:
     """One request inside an engine: what was asked, and how far its answer has come."""
 
-    __slots__ = ("done", "id", "made", "max_tokens", "prompt", "row", "sampling")
+    __slots__ = ("answer", "cached", "done", "id", "kept", "made", "max_tokens", "prompt", "row", "sampling")
 
     def __init__(self, order: Admit) -> None:
         self.id: int = order.id
@@ -76,9 +82,15 @@ class Request:
         self.max_tokens: int = order.max_tokens
         self.sampling: Sampling | None = order.sampling
         self.done = 0
-        """Prompt tokens that have been through the model."""
+        """Prompt tokens that have been through the model, for this request or, so far as is known, for an earlier one."""
+        self.cached = 0
+        """Of these, those that an earlier request left."""
         self.made = 0
         """Tokens of the answer."""
+        self.answer: list[int] = []
+        """The tokens of the answer, in an engine that needs them again."""
+        self.kept = 0
+        """Tokens of prompt and answer that later requests can start from."""
         self.row: int | None = None
         """Where the engine keeps it while its prompt is read."""
 

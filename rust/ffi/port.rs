@@ -155,15 +155,16 @@ pub(crate) struct Settings {
 #[pymethods]
 impl Settings {
     #[new]
-    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, spin=None))]
+    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, spin=None))]
     fn new(
         threads: Option<u32>,
         max_batch: Option<u32>,
         context_length: Option<u32>,
         prefill_chunk: Option<u32>,
+        cache_bytes: Option<u64>,
         spin: Option<bool>,
     ) -> Self {
-        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, spin } }
+        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, cache_bytes, spin } }
     }
 
     #[getter]
@@ -184,6 +185,11 @@ impl Settings {
     #[getter]
     fn prefill_chunk(&self) -> Option<u32> {
         self.settings.prefill_chunk
+    }
+
+    #[getter]
+    fn cache_bytes(&self) -> Option<u64> {
+        self.settings.cache_bytes
     }
 
     #[getter]
@@ -270,17 +276,25 @@ impl Port {
         orders.map(|orders| list(py, orders)).transpose()
     }
 
-    /// Hands over what one step made, a list of `(id, token_ids, finish)`; returns the ids whose reader has left.
+    /// Hands over what one step made, a list of `(id, token_ids, finish)` and `(id, cached)`; returns the ids whose reader has left.
     fn push(&self, steps: &Bound<'_, PyList>) -> PyResult<Vec<Id>> {
         let mut good = Vec::with_capacity(steps.len());
         let mut bad = Vec::new();
+        let mut cached: Vec<(Id, u32)> = Vec::new();
         for entry in steps.iter() {
+            if entry.cast::<PyTuple>().is_ok_and(|entry| entry.len() == 2) {
+                cached.push(entry.extract()?);
+                continue;
+            }
             match step(&entry)? {
                 Ok(step) => good.push(step),
                 Err(refusal) => bad.push(refusal),
             }
         }
         self.call(|port| {
+            for (id, tokens) in cached {
+                port.cached(id, tokens)?;
+            }
             let mut gone = port.push(good)?;
             for (id, why) in bad {
                 port.fail_request(id, &why)?;
