@@ -8,7 +8,7 @@ use emberd::engine::{self, Finish, Id, Order, Step};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyInt, PyList, PyTuple};
 
 create_exception!(emberd._core, PortError, PyRuntimeError, "A call on the port that the contract does not allow.");
 
@@ -282,8 +282,13 @@ impl Port {
         let mut bad = Vec::new();
         let mut cached: Vec<(Id, u32)> = Vec::new();
         for entry in steps.iter() {
-            if entry.cast::<PyTuple>().is_ok_and(|entry| entry.len() == 2) {
-                cached.push(entry.extract()?);
+            if let Ok(entry) = entry.cast::<PyTuple>()
+                && entry.len() == 2
+            {
+                match told(entry)? {
+                    Ok(told) => cached.push(told),
+                    Err(refusal) => bad.push(refusal),
+                }
                 continue;
             }
             match step(&entry)? {
@@ -335,6 +340,15 @@ fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
         }
     }
     Ok(list)
+}
+
+/// An entry `(id, cached)`. A second item that is no integer raises; an impossible one fails its own request.
+fn told(entry: &Bound<'_, PyTuple>) -> PyResult<Result<(Id, u32), (Id, String)>> {
+    let id: Id = entry.get_borrowed_item(0)?.extract()?;
+    let cached = entry.get_borrowed_item(1)?;
+    let cached = cached.cast::<PyInt>().map_err(|_| PyValueError::new_err("a step of two items is (id, cached)"))?;
+    let impossible = |_| (id, format!("the engine says that {} tokens of a prompt were cached", cached.as_any()));
+    Ok(cached.extract().map(|cached| (id, cached)).map_err(impossible))
 }
 
 /// One entry of a push. What is not an entry at all raises; an entry with impossible content fails its own request.
