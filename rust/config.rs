@@ -178,7 +178,7 @@ pub struct Engine {
     /// Prompt tokens taken between two steps of the answers that run [default: the engine's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub prefill_chunk: Option<u32>,
-    /// Memory for the beginnings of earlier prompts and answers, which are not read again; 0 keeps none [default: an eighth of the free memory, at most 1 GiB]
+    /// Memory for each model to keep prompts and answers in, so that what begins like them is not read again; 0 keeps none [default: an eighth of the free memory, at most 1 GiB]
     #[arg(long, env = "EMBERD_CACHE_BYTES", value_name = "BYTES", hide_env_values = true)]
     pub cache_bytes: Option<u64>,
     /// Let compute threads spin while they wait: faster alone, slower beside other work [default: the engine's]

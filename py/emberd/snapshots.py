@@ -17,6 +17,7 @@ import os
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ _ID = np.dtype(">u4")
 
 _LARGEST_DEFAULT = 1 << 30
 _DEFAULT_WHERE_UNKNOWN = 256 << 20
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class _Block:
@@ -182,6 +184,8 @@ def default_budget() -> int:
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (AttributeError, ValueError, OSError):
             return _DEFAULT_WHERE_UNKNOWN
+    with suppress(OSError, ValueError):  # a container's own bound; outside of one there is no such file, or "max" in it
+        free = min(free, int(_CONTAINER_LIMIT.read_text()))
     return min(free // 8, _LARGEST_DEFAULT)
 
 
