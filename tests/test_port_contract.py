@@ -106,7 +106,7 @@ def test_more_cached_tokens_than_the_prompt_allows_fail_their_request_alone(cach
     bad, good = doors.submit([1, 2, 3, 4], 3), doors.submit([1, 2, 3, 4], 1)
     port.wait()
     assert port.push([(bad.id, cached), (bad.id, [7], None), (good.id, 3), (good.id, [7], "length")]) == [bad.id]
-    with pytest.raises(RuntimeError, match="of a prompt.* were cached"):
+    with pytest.raises(RuntimeError, match=r"of a prompt.* were cached"):
         bad.read()
     assert answer(good) == ([7], "length")
     assert port.push([(good.id, 3)]) == [], "what is told of a request that is over is not heard"
