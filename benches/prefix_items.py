@@ -68,7 +68,7 @@ def prefixes(tools: Tools, options: Options) -> Iterator[Row]:
     cached = min(pair[0]["next"]["cached_prefix_tokens"] for pair in pairs)
     asked = pairs[0][0]["next"]["input_tokens"]
     yield Row("tokens of the next turn, and those that were kept", f"{asked:,}", f"{cached:,}", f"{cached / asked:.3g}")
-    yield compare("first turn: time to first token", pairs, partial(to_first, "first"), "ms", most=1.05)
+    yield compare("first turn: time to first token", pairs, partial(to_first, "first"), "ms")
     yield compare("next turn: time to first token", pairs, partial(to_first, "next"), "ms", most=1 / 15)
     what = "an answer of 256 tokens: decode"
-    yield compare(what, pairs, lambda each: each["story"]["decode_tokens_per_second"], "tok/s", least=0.97)
+    yield compare(what, pairs, lambda each: each["story"]["decode_tokens_per_second"], "tok/s")
