@@ -62,7 +62,7 @@ def client(one: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def asks(one: Server, text: str = QUESTION, tokens: int = 32, **more: object) -> dict[str, Any]:
+def asks(one: Server, text: str | list[dict[str, str]] = QUESTION, tokens: int = 32, **more: object) -> dict[str, Any]:
     status, response = one.post({"input": text, "max_output_tokens": tokens, **more})
     assert status == 200, response
     assert isinstance(response, dict)
@@ -270,6 +270,35 @@ def test_a_prompt_longer_than_the_window_is_refused_and_the_next_request_works(o
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert "8192" in answer["error"]["message"]
     assert text_of(asks(one)) == GOLDEN
+
+
+# Prefix reuse.
+
+
+def test_the_next_turn_of_a_conversation_reads_only_what_is_new(one: Server) -> None:
+    # A text that no other test sends: the first answer must find nothing but the system text.
+    story = " ".join(f"On day {day} the keeper of the lighthouse counted {day * 7 % 31} ships." for day in range(60))
+    turn: list[dict[str, str]] = [{"role": "user", "content": f"{story} {QUESTION}"}]
+    first = asks(one, turn, tokens=16)
+    again = asks(one, turn, tokens=16)
+    assert text_of(again) == text_of(first)
+    details = [each["usage"]["input_tokens_details"] for each in (first, again)]
+    asked = first["usage"]["input_tokens"]
+    assert details[0]["cached_tokens"] < 40
+    assert details[1]["cached_tokens"] == asked - 2
+    turn += [{"role": "assistant", "content": text_of(first)}, {"role": "user", "content": "Thank you. And of Italy?"}]
+    usage = asks(one, turn, tokens=4)["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] >= asked
+    assert usage["prefill_input_tokens"] == usage["input_tokens"] - usage["cached_prefix_tokens"] < 40
+
+
+def test_answers_are_those_of_a_server_that_keeps_nothing(one: Server, model_home: Path, model: str) -> None:
+    with server("--model", model, "--cache-bytes", "0", engine="auto", home=model_home) as cold:
+        for question in (QUESTION, "What is the capital of Italy?"):
+            for _ in range(2):
+                fresh = asks(cold, question)
+                assert fresh["usage"]["input_tokens_details"]["cached_tokens"] == 0
+                assert text_of(fresh) == text_of(asks(one, question))
 
 
 # Controls.

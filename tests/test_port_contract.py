@@ -117,7 +117,9 @@ def test_log_probabilities_cross_with_their_ids_or_fail_their_request(logprobs: 
             reader.read()
 
 
-@pytest.mark.parametrize("entry", [7, (1, [2]), [1, [2], None], (1, [2], None, None, None), ("x", [1], None)])
+@pytest.mark.parametrize(
+    "entry", [7, (1, [2]), (1, None), (1, "2"), ("x", 2), [1, [2], None], (1, [2], None, None, None), ("x", [1], None)]
+)
 def test_what_is_no_entry_at_all_raises(entry: Any) -> None:
     doors, port = _core.port()
     port.ready(_core.Capabilities(100, 4, 100, []))
@@ -127,6 +129,19 @@ def test_what_is_no_entry_at_all_raises(entry: Any) -> None:
         port.push([entry])
     assert port.push([(reader.id, [5, 5, 5], "length")]) == []
     assert answer(reader) == ([5, 5, 5], "length")
+
+
+@pytest.mark.parametrize("cached", [4, 5, -1, 2**40])
+def test_more_cached_tokens_than_the_prompt_allows_fail_their_request_alone(cached: int) -> None:
+    doors, port = _core.port()
+    port.ready(_core.Capabilities(100, 4, 100, []))
+    bad, good = doors.submit([1, 2, 3, 4], 3), doors.submit([1, 2, 3, 4], 1)
+    port.wait()
+    assert port.push([(bad.id, cached), (bad.id, [7], None), (good.id, 3), (good.id, [7], "length")]) == [bad.id]
+    with pytest.raises(RuntimeError, match=r"of a prompt.* were cached"):
+        bad.read()
+    assert answer(good) == ([7], "length")
+    assert port.push([(good.id, 3)]) == [], "what is told of a request that is over is not heard"
 
 
 def test_a_push_waits_for_no_reader() -> None:

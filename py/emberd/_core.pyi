@@ -128,6 +128,7 @@ class Settings:
         max_batch: int | None = None,
         context_length: int | None = None,
         prefill_chunk: int | None = None,
+        cache_bytes: int | None = None,
         spin: bool | None = None,
     ) -> Settings: ...
     @property
@@ -143,6 +144,9 @@ class Settings:
     def prefill_chunk(self) -> int | None:
         """Prompt tokens taken between two steps of the answers that run."""
     @property
+    def cache_bytes(self) -> int | None:
+        """Bytes for what is kept of prompts and answers for later ones; 0 keeps nothing."""
+    @property
     def spin(self) -> bool | None:
         """Whether idle threads of a pass wait by spinning."""
 
@@ -155,9 +159,10 @@ class Port:
     def poll(self) -> list[Admit | Cancel] | None: ...
     def push(
         self,
-        steps: Sequence[
+        steps: list[
             tuple[int, list[int], str | None]
             | tuple[int, list[int], str | None, list[tuple[float, list[tuple[int, float]]]] | None]
+            | tuple[int, int]
         ],
     ) -> list[int]: ...
     def fail(self, id: int | None, message: str) -> None: ...

@@ -121,6 +121,19 @@ class Rows:
         """Lets each of the rows `0..count` read its likeliest token in the next `decode`."""
         self._next[:count, 0] = self._argmax[:count]
 
+    def length(self, row: int) -> int:
+        """Tokens in the row."""
+        return int(self._lengths[row])
+
+    def kv(self, row: int) -> list[NDArray[np.floating]]:
+        """The keys and values of a row, `[heads, capacity, width]` for each layer, to read and, while it is empty, to write."""
+        return self._kv.row(row)
+
+    def resume(self, row: int, length: int) -> None:
+        """Takes the first `length` tokens, whose keys and values were written into an empty row, as run."""
+        self._mask[row, :length] = 1
+        self._lengths[row] = length
+
     def move(self, source: int, target: int) -> None:
         """Moves a sequence into another row, which must be empty, and empties its own."""
         length = int(self._lengths[source])

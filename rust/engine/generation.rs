@@ -25,6 +25,8 @@ pub struct Timing {
     pub last: Option<Instant>,
     /// How many ids have come.
     pub tokens: u32,
+    /// Ids of the prompt that the engine did not read, because an earlier request had left what they come to.
+    pub cached: u32,
 }
 
 struct Held {
@@ -42,7 +44,7 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        let timing = Timing { submitted: Instant::now(), taken: None, first: None, last: None, tokens: 0 };
+        let timing = Timing { submitted: Instant::now(), taken: None, first: None, last: None, tokens: 0, cached: 0 };
         Self { held: Mutex::new(Held { tokens: Vec::new(), logprobs: Vec::new(), end: None, waker: None, timing }) }
     }
 
@@ -52,6 +54,10 @@ impl Inbox {
 
     pub(crate) fn taken(&self) {
         self.lock().timing.taken = Some(Instant::now());
+    }
+
+    pub(crate) fn cached(&self, tokens: u32) {
+        self.lock().timing.cached = tokens;
     }
 
     /// Adds ids; gives the reader's waker, to be woken outside the port's lock.

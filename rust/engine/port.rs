@@ -78,6 +78,8 @@ struct Waiting {
 struct Running {
     client: Client,
     inbox: Arc<Inbox>,
+    /// How many ids its prompt has.
+    prompt: usize,
     /// How many ids it may still make.
     left: u32,
     /// Whether the reader asked for log probabilities.
@@ -297,6 +299,32 @@ impl Port {
         Ok(gone)
     }
 
+    /// Says how many ids of a prompt were not read because an earlier request had left what they come to. An id that is already over is left alone;
+    /// a count that is not below the length of the prompt fails the request.
+    ///
+    /// # Errors
+    /// A call before `ready` or after a failure, or an id that was never admitted.
+    pub fn cached(&self, id: Id, tokens: u32) -> Result<(), PortError> {
+        let state = self.shared.lock();
+        match &state.phase {
+            Phase::Ready(_) => {}
+            Phase::Closed => return Ok(()),
+            Phase::Loading => return Err(PortError::NotReady("push")),
+            Phase::Failed(_) => return Err(PortError::AfterFailure("push")),
+        }
+        if id == 0 || id >= state.next_id {
+            return Err(PortError::UnknownId(id));
+        }
+        let Some(running) = state.running.get(&id) else { return Ok(()) };
+        let prompt = running.prompt;
+        if (tokens as usize) < prompt {
+            running.inbox.cached(tokens);
+            return Ok(());
+        }
+        drop(state);
+        self.fail_request(id, &format!("the engine says that {tokens} tokens of a prompt of {prompt} were cached"))
+    }
+
     /// Ends one request with an error. An id that is already over is left alone.
     ///
     /// # Errors
@@ -380,7 +408,8 @@ fn take(state: &mut State, call: &'static str) -> Result<Option<Vec<Order>>, Por
     for Waiting { client, admit, inbox } in turns::next(state, capabilities.max_batch as usize) {
         inbox.taken();
         let logprobs = admit.sampling.as_ref().is_some_and(|sampling| sampling.top_logprobs.is_some());
-        state.running.insert(admit.id, Running { client, inbox, left: admit.max_tokens, logprobs });
+        let running = Running { client, inbox, prompt: admit.prompt.len(), left: admit.max_tokens, logprobs };
+        state.running.insert(admit.id, running);
         orders.push(Order::Admit(admit));
     }
     Ok(Some(orders))

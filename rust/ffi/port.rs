@@ -8,7 +8,7 @@ use emberd::engine::{self, Finish, Id, Logprob, Order, Step};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyInt, PyList, PyTuple};
 
 use crate::sampling::Sampling;
 
@@ -125,15 +125,16 @@ pub(crate) struct Settings {
 #[pymethods]
 impl Settings {
     #[new]
-    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, spin=None))]
+    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, spin=None))]
     fn new(
         threads: Option<u32>,
         max_batch: Option<u32>,
         context_length: Option<u32>,
         prefill_chunk: Option<u32>,
+        cache_bytes: Option<u64>,
         spin: Option<bool>,
     ) -> Self {
-        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, spin } }
+        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, cache_bytes, spin } }
     }
 
     #[getter]
@@ -154,6 +155,11 @@ impl Settings {
     #[getter]
     fn prefill_chunk(&self) -> Option<u32> {
         self.settings.prefill_chunk
+    }
+
+    #[getter]
+    fn cache_bytes(&self) -> Option<u64> {
+        self.settings.cache_bytes
     }
 
     #[getter]
@@ -240,17 +246,30 @@ impl Port {
         orders.map(|orders| list(py, orders)).transpose()
     }
 
-    /// Hands over what one step made, a list of `(id, token_ids, finish)`; returns the ids whose reader has left.
+    /// Hands over what one step made, a list of `(id, token_ids, finish)` and `(id, cached)`; returns the ids whose reader has left.
     fn push(&self, steps: &Bound<'_, PyList>) -> PyResult<Vec<Id>> {
         let mut good = Vec::with_capacity(steps.len());
         let mut bad = Vec::new();
+        let mut cached: Vec<(Id, u32)> = Vec::new();
         for entry in steps.iter() {
+            if let Ok(entry) = entry.cast::<PyTuple>()
+                && entry.len() == 2
+            {
+                match told(entry)? {
+                    Ok(told) => cached.push(told),
+                    Err(refusal) => bad.push(refusal),
+                }
+                continue;
+            }
             match step(&entry)? {
                 Ok(step) => good.push(step),
                 Err(refusal) => bad.push(refusal),
             }
         }
         self.call(|port| {
+            for (id, tokens) in cached {
+                port.cached(id, tokens)?;
+            }
             let mut gone = port.push(good)?;
             for (id, why) in bad {
                 port.fail_request(id, &why)?;
@@ -292,8 +311,17 @@ fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
     Ok(list)
 }
 
+/// An entry `(id, cached)`. A second item that is no integer raises; an impossible one fails its own request.
+fn told(entry: &Bound<'_, PyTuple>) -> PyResult<Result<(Id, u32), (Id, String)>> {
+    let id: Id = entry.get_borrowed_item(0)?.extract()?;
+    let cached = entry.get_borrowed_item(1)?;
+    let cached = cached.cast::<PyInt>().map_err(|_| PyValueError::new_err("a step of two items is (id, cached)"))?;
+    let impossible = |_| (id, format!("the engine says that {} tokens of a prompt were cached", cached.as_any()));
+    Ok(cached.extract().map(|cached| (id, cached)).map_err(impossible))
+}
+
 /// A log probability as Python writes it: the id's own, and the likeliest ids with theirs.
-type Told = (f32, Vec<(u32, f32)>);
+type LogprobEntry = (f32, Vec<(u32, f32)>);
 
 /// One entry of a push. What is not an entry at all raises; an entry with impossible content fails its own request.
 fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
@@ -314,7 +342,7 @@ fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
         }
         named => named,
     };
-    let logprobs: Option<Vec<Told>> = match entry.get_item(3).ok().map(|given| given.extract()).transpose() {
+    let logprobs: Option<Vec<LogprobEntry>> = match entry.get_item(3).ok().map(|given| given.extract()).transpose() {
         Ok(given) => given.flatten(),
         Err(error) => return Ok(Err((id, format!("the engine gave something that is no list of log probabilities: {error}")))),
     };

@@ -327,19 +327,20 @@ impl Usage {
     pub fn new(input_tokens: usize, timing: &Timing, arrival: &Arrival) -> Self {
         let between = |from: Option<Instant>, to: Option<Instant>| Some(to?.saturating_duration_since(from?));
         let arrived = Some(arrival.arrived);
+        let cached = (timing.cached as usize).min(input_tokens);
+        let read = input_tokens - cached;
         let to_first = between(timing.taken, timing.first);
         let total_to_first = between(arrived, timing.first).map(milliseconds);
-        let prefill = to_first.and_then(|time| rate(input_tokens, time));
+        let prefill = to_first.and_then(|time| rate(read, time));
         let decode = between(timing.first, timing.last).and_then(|time| rate((timing.tokens as usize).saturating_sub(1), time));
         Self {
             input_tokens,
-            // Nothing is kept between requests.
-            input_tokens_details: InputDetails { cached_tokens: 0, cache_write_tokens: 0 },
+            input_tokens_details: InputDetails { cached_tokens: cached, cache_write_tokens: 0 },
             output_tokens: timing.tokens,
             output_tokens_details: OutputDetails { reasoning_tokens: 0 },
             total_tokens: input_tokens + timing.tokens as usize,
-            prefill_input_tokens: input_tokens,
-            cached_prefix_tokens: 0,
+            prefill_input_tokens: read,
+            cached_prefix_tokens: cached,
             time_to_first_token_ms: total_to_first,
             prefill_tokens_per_second: prefill,
             decode_tokens_per_second: decode,

@@ -13,7 +13,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 Logprob = tuple[float, list[tuple[int, float]]]
-Step = tuple[int, list[int], str | None] | tuple[int, list[int], str | None, list[Logprob] | None]
+Made = tuple[int, list[int], str | None] | tuple[int, list[int], str | None, list[Logprob] | None]
+Step = Made | tuple[int, int]
 
 
 class PortError(Exception):
@@ -62,18 +63,24 @@ class Settings:
     context_length: int | None = None
     spin: bool | None = None
     prefill_chunk: int | None = None
+    cache_bytes: int | None = None
 
 
 @dataclass
 class FakePort:
-    """One engine's port. `pushes` has every push as it came; `answers` each request's ids, `logprobs` theirs."""
+    """One engine's port.
+
+    `pushes` has what every push made, `answers` each request's ids, `finishes` their ends, `logprobs` what was told of
+    their ids, `cached` how much of a prompt was not read.
+    """
 
     limit: int = 10_000
-    pushes: list[list[Step]] = field(default_factory=list)
+    pushes: list[list[Made]] = field(default_factory=list)
     answers: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
     finishes: dict[int, str] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
     reason: str | None = None
     violations: list[str] = field(default_factory=list)
     capabilities: Capabilities | None = None
@@ -139,10 +146,14 @@ class FakePort:
         self._asked = False
         if self._closed:
             return [each[0] for each in steps]
-        self.pushes.append(steps)
+        told = {step[0]: step[1] for step in steps if len(step) == 2}
+        made = [step for step in steps if len(step) != 2]
+        self.pushes.append(made)
         if len(self.pushes) > self.limit:
             self._refuse(f"more than {self.limit} pushes")
-        for id, tokens, finish, *rest in steps:
+        for id, cached in told.items():
+            self._tell(id, cached)
+        for id, tokens, finish, *rest in made:
             self._accept(id, tokens, finish, rest[0] if rest else None)
         gone = [id for id in self._leaving.pop(len(self.pushes), []) if id in self._inside]
         for id in gone:
@@ -202,6 +213,15 @@ class FakePort:
             self.answers[admitted.id] = []
             orders.append(admitted)
         return orders
+
+    def _tell(self, id: int, cached: int) -> None:
+        if id not in self._inside:
+            self._refuse(f"cached tokens of {id}, which is not in the engine")
+        if id in self.cached or self.answers[id]:
+            self._refuse(f"cached tokens of {id} twice or after its first token")
+        if type(cached) is not int or not 0 <= cached < len(self._inside[id].prompt):
+            self._refuse(f"{cached!r} of {len(self._inside[id].prompt)} tokens of {id} are cached")
+        self.cached[id] = cached
 
     def _accept(self, id: int, tokens: list[int], finish: str | None, logprobs: list[Logprob] | None) -> None:
         assert self.capabilities is not None

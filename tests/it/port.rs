@@ -52,6 +52,37 @@ fn ids_arrive_in_order_and_end_with_the_finish() {
 }
 
 #[test]
+fn cached_tokens_are_told_with_the_first_id_and_stay() {
+    let (engine, port) = ready(4);
+    let mut generation = engine.submit(request(2)).unwrap();
+    let id = admitted(&port)[0];
+    assert_eq!(generation.timing().cached, 0);
+    port.cached(id, 2).unwrap();
+    port.push(vec![step(id, &[7], None)]).unwrap();
+    assert_eq!(read(&mut generation), Chunk { tokens: vec![7], end: None });
+    assert_eq!(generation.timing().cached, 2);
+    port.push(vec![step(id, &[2], Some(Finish::Stop))]).unwrap();
+    assert_eq!(port.cached(id, 2), Ok(()), "an id that is over is left alone");
+    assert_eq!(generation.timing().cached, 2);
+    assert_eq!(port.cached(id + 1, 2), Err(PortError::UnknownId(id + 1)));
+    engine.close();
+    assert_eq!(port.cached(id, 2), Ok(()));
+}
+
+#[test]
+fn a_prompt_that_is_cached_to_its_end_fails_its_request_alone() {
+    let (engine, port) = ready(4);
+    let mut generations = [engine.submit(request(2)).unwrap(), engine.submit(request(2)).unwrap()];
+    let ids = admitted(&port);
+    port.cached(ids[0], 3).unwrap();
+    port.cached(ids[1], 0).unwrap();
+    assert_eq!(port.push(vec![step(ids[0], &[7], None), step(ids[1], &[7], None)]).unwrap(), [ids[0]]);
+    let end = read(&mut generations[0]).end.unwrap().unwrap_err();
+    assert_eq!((end.code, &*end.message), (Code::EngineFailed, "the engine says that 3 tokens of a prompt of 3 were cached"));
+    assert_eq!(read(&mut generations[1]), Chunk { tokens: vec![7], end: None });
+}
+
+#[test]
 fn clients_take_turns_however_many_requests_each_has() {
     let (engine, port) = port(64);
     port.ready(capabilities(3)).unwrap();

@@ -24,7 +24,8 @@ impl Sink for Heard {
 fn usage() -> Usage {
     let start = Instant::now();
     let at = |milliseconds| Some(start + Duration::from_millis(milliseconds));
-    let timing = Timing { submitted: start + Duration::from_millis(10), taken: at(20), first: at(70), last: at(170), tokens: 11 };
+    let submitted = start + Duration::from_millis(10);
+    let timing = Timing { submitted, taken: at(20), first: at(70), last: at(170), tokens: 11, cached: 20 };
     let arrival = Arrival { arrived: start, resolve: Some(Duration::from_micros(5)), load_wait: None, load_owner: None };
     Usage::new(100, &timing, &arrival)
 }
@@ -171,17 +172,17 @@ fn times_are_told_where_they_are_known_and_only_there() {
     assert_eq!(
         usage,
         json!({
-            "input_tokens": 100, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens": 100, "input_tokens_details": {"cached_tokens": 20, "cache_write_tokens": 0},
             "output_tokens": 11, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 111,
-            "prefill_input_tokens": 100, "cached_prefix_tokens": 0,
-            "time_to_first_token_ms": 70.0, "prefill_tokens_per_second": 2000.0, "decode_tokens_per_second": 100.0,
+            "prefill_input_tokens": 80, "cached_prefix_tokens": 20,
+            "time_to_first_token_ms": 70.0, "prefill_tokens_per_second": 1600.0, "decode_tokens_per_second": 100.0,
             "server_inference_elapsed_ms": 150.0, "server_time_to_first_token_ms": 50.0, "server_total_time_to_first_token_ms": 70.0,
-            "server_prefill_tokens_per_second": 2000.0, "server_decode_tokens_per_second": 100.0,
+            "server_prefill_tokens_per_second": 1600.0, "server_decode_tokens_per_second": 100.0,
             "server_model_resolve_ms": 0.005, "server_queue_ms": 10.0, "server_pre_inference_ms": 20.0,
         })
     );
     let start = Instant::now();
-    let timing = Timing { submitted: start, taken: None, first: None, last: None, tokens: 0 };
+    let timing = Timing { submitted: start, taken: None, first: None, last: None, tokens: 0, cached: 0 };
     let nothing = Usage::new(3, &timing, &Arrival { arrived: start, resolve: None, load_wait: None, load_owner: None });
     let nothing = serde_json::to_value(nothing).unwrap();
     let keys: Vec<&str> = nothing.as_object().unwrap().keys().map(String::as_str).collect();
