@@ -181,7 +181,7 @@ async fn command(config: &Config, program: Option<PathBuf>, launcher: &Launcher)
         }
         Command::Chat(ask) => chat::run(ask).await,
         #[cfg(unix)]
-        Command::Omp(what) => crate::omp::run(what, config.home.as_deref(), program).await,
+        Command::Omp(what) => crate::omp::run(what, &config.home()?, program).await,
         #[cfg(unix)]
         Command::Status(what) => crate::status::run(what).await,
         Command::Models(what) => {

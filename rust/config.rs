@@ -156,8 +156,11 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 fn idle(option: Option<u64>, variable: Option<&str>) -> Duration {
-    let milliseconds = option.or_else(|| variable.and_then(|text| text.trim().parse().ok()));
-    Duration::from_millis(milliseconds.filter(|milliseconds| *milliseconds > 0).unwrap_or(900_000))
+    // A number as JavaScript, for which the variable is meant, has them: with a fraction or an exponent too.
+    let variable =
+        variable.and_then(|text| text.trim().parse::<f64>().ok()).and_then(|each| Duration::try_from_secs_f64(each / 1000.0).ok());
+    let window = option.map(Duration::from_millis).or(variable);
+    window.filter(|window| !window.is_zero()).unwrap_or(Duration::from_secs(900))
 }
 
 /// How an engine runs: the same for every command that loads one.
@@ -332,10 +335,12 @@ mod tests {
     fn a_window_of_zero_means_the_default() {
         let default = Duration::from_secs(900);
         assert_eq!(idle(Some(0), None), default);
-        for nonsense in ["", "0", "soon", "-1", "NaN"] {
+        for nonsense in ["", "0", "soon", "-1", "NaN", "Infinity"] {
             assert_eq!(idle(None, Some(nonsense)), default, "{nonsense:?}");
         }
-        assert_eq!(idle(None, Some(" 2000 ")), Duration::from_secs(2));
+        for (text, milliseconds) in [(" 2000 ", 2000), ("1e3", 1000), ("1500.0", 1500)] {
+            assert_eq!(idle(None, Some(text)), Duration::from_millis(milliseconds));
+        }
         assert_eq!(idle(Some(5), Some("2000")), Duration::from_millis(5));
     }
 }

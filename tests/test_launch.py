@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.process import DEADLINE, Output, command, environment, eventually
-from support.worker import Client, chat
+from support.worker import Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,11 +171,11 @@ def test_the_launcher_says_when_an_idle_worker_goes(form: str, place: Path, home
             options(place, "--idle-seconds", "0.3"),
             {"EMBERD_ENGINE": "mock", "EMBERD_WORKER_MODEL": "anything"},
         )
-    with launched(arguments, home, tmp_path, env, leader=True) as one, Client(place) as client:
-        assert client.ask(chat(1))["type"] == "text"
+    # Nobody comes, so that a slow machine has nothing to be late for. The usual window is longer than any test.
+    with launched(arguments, home, tmp_path, env, leader=True) as one:
         assert one.popen.wait(DEADLINE) == 0
-        assert client.rest() == []
         assert not place.exists()
+        assert "the worker ends reason=Idle" in one.log.rest()
 
 
 def test_an_mlx_worker_that_lacks_something_is_refused(place: Path, home: Path) -> None:

@@ -6,12 +6,19 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from support.process import DEADLINE, command, environment
+from support import systemd
+from support.omp import peer, running
+from support.process import DEADLINE, command, environment, eventually
 from support.worker import Client, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KEY, TAG = "lfm2.5-230m", "18.2.3|onnx||"
 PLACE = "cache/tiny-mlx-runtime/mlx-lm-0.31.3"
@@ -30,7 +37,7 @@ class User:
             each.mkdir()
         self.told.touch()
         self.program("omp", "echo omp/18.2.3")
-        self.program("systemctl", f'echo "$*" >>"{self.told}"')
+        systemd.program(self.bin / "systemctl")
 
     def program(self, name: str, does: str) -> None:
         """A program on the user's path."""
@@ -43,7 +50,7 @@ class User:
         mine = {
             name: value
             for name, value in environment(self.home / "models").items()
-            if not name.startswith(("OMP_", "PI_", "XDG_"))
+            if not name.startswith(("OMP_", "PI_", "XDG_", "HF_"))
         }
         mine.pop("EMBERD_HOME")
         return subprocess.run(
@@ -71,8 +78,27 @@ class User:
 
 
 @pytest.fixture
-def user(tmp_path: Path) -> User:
-    return User(tmp_path)
+def user() -> Iterator[User]:
+    # The folder of a test is too deep for a socket.
+    with tempfile.TemporaryDirectory(prefix="omp") as name:
+        folder = Path(name)
+        try:
+            yield User(folder)
+        finally:
+            systemd.end(folder)
+
+
+def socket(user: User, key: str = KEY, root: str = ".omp") -> Path:
+    """Where omp looks for the ONNX worker of a model."""
+    return user.home / root / "run/tiny" / f"{key}-onnx.sock"
+
+
+def tag(path: Path) -> str:
+    """The tag of the worker on a socket."""
+    with Client(path) as client:
+        found = client.ask({"type": "ping", "id": 1})["tag"]
+        assert isinstance(found, str)
+        return found
 
 
 @pytest.mark.parametrize(
@@ -95,10 +121,12 @@ def test_emberd_is_put_where_omp_looks_and_goes_without_a_trace(env: dict[str, s
     assert user.files() == before, "a dry run changes nothing"
     user.does("install", **env)
     place = user.home / folder / PLACE
+    assert f"move {place}.by-emberd to {place}\n" in shown
     assert (place / ".omp-mlx-lm").read_text().strip() == "0.31.3"
     for path, content in user.files().items():
         if path not in before:
-            assert str(user.home / path) in shown or content is None
+            made = str(user.home / path).replace(PLACE, f"{PLACE}.by-emberd")
+            assert f"write {made} (mode 0" in shown or content is None
             for line in (content or b"").decode().splitlines():
                 assert f"    | {line}\n" in shown
     started = subprocess.run(
@@ -144,6 +172,9 @@ def test_an_environment_of_omps_is_in_the_way_or_moved_aside_and_comes_back(user
     assert user.files() == before
     user.does("install", "--replace")
     assert (place / "bin/python").read_text().startswith("#!/bin/sh\n")
+    assert f"an environment of omp's is aside, until emberd is uninstalled: {place}.before-emberd\n" in user.does(
+        "status"
+    )
     user.does("uninstall")
     assert user.files() == before
     assert (place / "bin/python").is_symlink()
@@ -176,9 +207,32 @@ def test_a_kept_worker_is_a_service_with_the_tag_of_the_omp_that_is_here(user: U
     assert "--user disable --now emberd-omp-lfm2.5-230m-onnx.service\n" in user.told.read_text()
 
 
+@on_linux
+def test_a_kept_worker_has_the_environment_in_which_its_tag_was_made(user: User) -> None:
+    hard = 'q8 100% "mine" $HOME \\'
+    given = {"EMBERD_ENGINE": "mock", "PI_TINY_DEVICE": "cpu", "PI_TINY_DTYPE": hard, "HF_HOME": "/no where/hf"}
+    said = user.does("install", "--keep", KEY, **given, HF_TOKEN="hf_secret", EMBERD_HUB_TIMEOUT="7", OTHER="x")
+    assert tag(socket(user)) == f"18.2.3|onnx|cpu|{hard}"
+    with Client(socket(user)) as client:
+        pid = peer(client)
+    environ = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    there = dict(line.split("=", 1) for line in environ if "=" in line)
+    assert {name: there.get(name) for name in given} == given
+    assert there["EMBERD_HUB_TIMEOUT"] == "7"
+    assert "HF_TOKEN" not in there
+    assert "OTHER" not in there
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    assert words[words.index("--home") + 1] == str(user.home / ".cache/emberd"), "what the installing emberd would use"
+    assert "HF_TOKEN is a secret" in said
+    [unit] = (user.home / ".config/systemd/user").iterdir()
+    assert "hf_secret" not in unit.read_text()
+    assert f"tag 18.2.3|onnx|cpu|{hard}, as omp expects it" in user.does("status", **given)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd that would read a unit")
 def test_systemd_finds_nothing_wrong_with_a_unit(user: User) -> None:
-    user.does("install", "--keep", "llama3.2:3b", "--tag", '100% "mine" $HOME \\')
+    hard = '100% "mine" $HOME \\'
+    user.does("install", "--keep", "llama3.2:3b", "--tag", hard, HF_HOME=f"/{hard}")
     [unit] = (user.home / ".config/systemd/user").iterdir()
     verify = ["systemd-analyze", "--user", "verify", str(unit)]
     env = {**os.environ, "HOME": str(user.home), "XDG_RUNTIME_DIR": str(user.home)}
@@ -187,29 +241,51 @@ def test_systemd_finds_nothing_wrong_with_a_unit(user: User) -> None:
 
 
 @on_linux
-def test_the_service_starts_a_worker_that_omp_takes_for_its_own(user: User, place: Path) -> None:
-    # The folder of a test is too deep for a socket.
-    home = place.parent / "h"
-    user.does("install", "--keep", KEY, "--model", "anything", HOME=str(home), EMBERD_ENGINE="mock")
-    [unit] = (home / ".config/systemd/user").iterdir()
-    [start] = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
-    words = [word.strip('"') for word in start.removeprefix("ExecStart=").split('" "')]
-    socket = home / f".omp/run/tiny/{KEY}-onnx.sock"
-    env = environment(user.home / "models", EMBERD_ENGINE="mock", OMP_TINY_WORKER_IDLE_MS="1")
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8", env=env
-    ) as started:
-        try:
-            assert started.stdout is not None
-            assert started.stdout.readline() == f"omp tiny worker listening on {socket}\n"
-            with Client(socket) as client:
-                assert client.ask({"type": "ping", "id": 1})["tag"] == TAG
-            assert f"worker     {socket}: answers, tag {TAG}\n" in user.does("status", HOME=str(home))
-            # Installed anew, its place is free for the one that the service manager starts.
-            user.does("install", "--keep", KEY, HOME=str(home))
-            assert started.wait(DEADLINE) == 0
-        finally:
-            started.kill()
+def test_the_service_starts_a_worker_that_omp_takes_for_its_own_and_is_seen_to_be_up(user: User) -> None:
+    said = user.does("install", "--keep", KEY, "--model", "anything", EMBERD_ENGINE="mock", OMP_TINY_WORKER_IDLE_MS="1")
+    assert f"see that the worker on {socket(user)} answers, with the tag {TAG}\n" in said
+    assert tag(socket(user)) == TAG
+    assert f"worker     {socket(user)}: answers, tag {TAG}\n" in user.does("status")
+    with Client(socket(user)) as client:
+        first = peer(client)
+        # Installed anew, its place is free for the one that the service manager starts.
+        user.does("install", "--keep", KEY, EMBERD_ENGINE="mock")
+        assert client.rest() == []
+    assert first is not None
+    eventually(lambda: not running(first), "the first worker is gone")
+    assert tag(socket(user)) == TAG
+
+
+@on_linux
+def test_a_worker_that_does_not_come_up_is_no_success(user: User) -> None:
+    (user.told.parent / "tag").write_text("of another")
+    done = user.omp("install", "--keep", KEY, EMBERD_ENGINE="mock")
+    assert done.returncode == 1
+    assert f"the worker on {socket(user)} is not up: another one is there, with the tag of another" in done.stderr
+    assert f"journalctl --user --unit emberd-omp-{KEY}-onnx.service" in done.stderr
+
+
+@on_linux
+def test_each_profile_removes_its_own(user: User) -> None:
+    work = {"OMP_PROFILE": "work"}
+    for env in ({}, work):
+        user.does("install", **env)
+        user.does("install", "--keep", KEY, EMBERD_ENGINE="mock", **env)
+    units = user.home / ".config/systemd/user"
+    text = user.does("status", **work)
+    assert f"{units / f'emberd-omp-work-{KEY}-onnx.service'}: tag {TAG}, as omp expects it\n" in text
+    assert f"{units / f'emberd-omp-{KEY}-onnx.service'}: tag {TAG}, for another profile\n" in text
+    said = user.does("uninstall")
+    assert f"{units / f'emberd-omp-work-{KEY}-onnx.service'} is left alone" in said
+    assert [path.name for path in units.iterdir()] == [f"emberd-omp-work-{KEY}-onnx.service"]
+    place = f"profiles/work/agent/{PLACE}/bin/python"
+    assert (user.home / ".omp" / place).exists()
+    assert tag(socket(user, root=".omp/profiles/work")) == TAG
+    assert "nothing of emberd's is installed\n" in user.does("uninstall")
+    user.does("uninstall", **work)
+    assert not (user.home / ".omp" / place).exists()
+    assert list(units.iterdir()) == []
+    assert user.does("uninstall") == "nothing of emberd's is installed\n"
 
 
 @on_linux
@@ -260,6 +336,7 @@ def test_status_tells_what_is_there_and_who_answers(user: User, place: Path, hom
     assert "MLX        " in text
     assert "would omp start emberd? no: emberd is not installed there" in text
     assert "worker     none in " in text
+    assert "the place of an omp that pins mlx-lm 0.31.3" in text
     config = os.path.relpath(place.parent, user.home)
     run = place.parent / "run/tiny"
     run.mkdir(parents=True)

@@ -38,6 +38,8 @@ TITLE: dict[str, Any] = {"call": "title", "text": SAID}
 MEMORY = "lfm2-1.2b"
 """A model that omp asks for completions; the other one it asks for titles only."""
 QUESTION: dict[str, Any] = {"call": "complete", "key": MEMORY, "text": "What is the capital of France?"}
+CAPITAL = "The capital of France is Paris."
+"""Decoding is greedy, and the weights are pinned: what the model answers is known, and so is what the client makes of it."""
 
 
 @pytest.fixture(scope="session")
@@ -75,10 +77,10 @@ def listening(home: Home, key: str = KEY, tag: str = TAG, **env: str) -> Iterato
 
 @pytest.fixture(scope="module")
 def title(shared: Home) -> str:
-    """What a session is called, by a worker that listens already. Greedy decoding: it is the same every time."""
+    """What a session is called, by a worker that listens already."""
     found = shared.drive("found", TITLE).one("title")
+    assert found == "Please fix the login page"
     assert isinstance(found, str)
-    assert 0 < len(found) <= 80
     return found
 
 
@@ -196,19 +198,21 @@ def test_all_calls_are_answered(shared: Home, title: str) -> None:
         {**TITLE, "system": "  Say what the user wants, in a few words.  "},
         {**TITLE, "key": "nope"},
         {**QUESTION, "tokens": 0, "system": "Be terse."},
+        {**QUESTION, "tokens": 3, "system": "Be terse."},
         {**QUESTION, "tokens": 5000, "system": "  ", "times": 2},
         QUESTION,
     )
     assert told.one("load") == {"ok": True}
     pair, other, unknown = told.all("title")
     assert pair == [title, title]
-    assert other is None or isinstance(other, str)
+    assert other == "https://www.example.com/login/callback", "its own words instead of the client's"
     assert unknown is None
-    short, long, usual = told.all("complete")
-    assert short is None or len(short.split()) == 1
-    assert "Paris" in usual
-    assert long == [usual, usual]
-    assert "error" not in told.statuses
+    shortest, short, long, usual = told.all("complete")
+    assert shortest == "The", "the client asks for one token at least"
+    assert short == "The capital of"
+    assert usual == CAPITAL
+    assert long == [CAPITAL, CAPITAL]
+    assert told.statuses == ["ready"]
 
 
 def test_a_session_gets_its_title(shared: Home, title: str) -> None:
@@ -278,5 +282,4 @@ def test_a_call_that_is_given_up_harms_no_other(own: Home) -> None:
         told = own.drive("found", {**story, "abort": "ready"}, QUESTION, QUESTION)
         given_up, first, second = told.all("complete")
         assert given_up is None
-        assert "Paris" in first
-        assert first == second
+        assert (first, second) == (CAPITAL, CAPITAL)

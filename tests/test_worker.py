@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,7 @@ BAD: list[tuple[bytes, str, Any]] = [
     (b'{"type":"ping","id":01}', "not JSON", None),
     (b"[" * 100_000, "not JSON", None),
     (b"\xff\xfe", "not UTF-8", None),
-    (b'{"type":"chat","id":"bad","messages":[{"role":"user","content":"\xc3\x28"}]}', "not UTF-8", None),
+    (b'{"type":"chat","id":"bad","messages":[{"role":"user","content":"\xc3\x28"}]}', "not UTF-8", "bad"),
     (b"\x00", "not JSON", None),
     (b"null", "JSON object", None),
     (b"true", "JSON object", None),
@@ -308,6 +309,41 @@ def test_a_client_that_never_stops_pinging_is_one_of_many(place: Path, home: Pat
             loud.socket.shutdown(socket.SHUT_RDWR)
             for thread in flood:
                 thread.join()
+
+
+LINES = [
+    json.dumps({"type": "chat", "id": at, "messages": [{"role": "user", "content": "a"}] * 250_000}).encode()
+    for at in range(2)
+]
+"""Chats of a quarter of a million turns each, some 10 MB."""
+
+
+def test_pings_and_a_shutdown_do_not_wait_for_long_lines(place: Path, home: Path) -> None:
+    with worker(place, "--max-in-flight", "1", home=home) as one, one.connect() as client:
+        client.send(*LINES, {"type": "ping", "id": "p"})
+        assert client.read() == {"type": "pong", "id": "p", "tag": TAG}, "before the answers to what came before it"
+        client.send({"type": "shutdown", "id": "s"})
+        rest = client.rest()
+        assert all(reply["type"] != "text" for reply in rest)
+        assert one.process.wait() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_the_memory_of_long_lines_is_given_back(place: Path, home: Path) -> None:
+    with worker(place, home=home) as one:
+        before = one.process.resident()
+
+        def ask(at: int) -> None:
+            with one.connect() as client:
+                # Far longer than the window, so refused; and parsed whole before that.
+                assert client.ask(LINES[at % 2])["type"] == "error"
+
+        threads = [threading.Thread(target=ask, args=(at,)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        eventually(lambda: one.process.resident() < before + (64 << 20), "no more than some 64 MB stay")
 
 
 def test_as_many_requests_as_a_connection_may_have_and_no_more(place: Path, home: Path) -> None:

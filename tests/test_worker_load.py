@@ -132,12 +132,10 @@ async def in_order(path: Path) -> list[str]:
         ended.append(name)
 
     first = [asyncio.create_task(one("long", 200)) for _ in range(8)]
-    reader, writer = await asyncio.open_unix_connection(str(path))
-    writer.write(b'{"type":"ping","id":"p"}\n')
-    await reader.readline()  # Accepted after the eight: their lines have been read before what follows.
+    while (await ask(path, {"type": "status", "id": "s"}))[0]["in_flight"] < 8:
+        await asyncio.sleep(0)  # The eight have been read before the ninth is sent.
     last = asyncio.create_task(one("ninth", 40))
     await asyncio.wait_for(asyncio.gather(*first, last), PATIENCE)
-    writer.close()
     return ended
 
 

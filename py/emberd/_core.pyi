@@ -16,6 +16,7 @@ __all__ = [
     "Reader",
     "Sampling",
     "Settings",
+    "graphs",
     "port",
     "start",
 ]
@@ -195,6 +196,12 @@ class App:
 
 def start(args: Sequence[str], python: str | PathLike[str] | None = None) -> App:
     """Parses the arguments (without the program's name) and starts what they say; `python` can run pip."""
+
+def graphs(dtype: str) -> list[str]:
+    """Where the graph of a model may be within its folder, the best place first, for weights in this form.
+
+    A name that is none is the default, and only the default may be any `model.onnx`.
+    """
 
 @final
 class Reader:

@@ -2,15 +2,15 @@
 
 Runs as a process of its own, which `rust/models/hub.rs` starts: no worker and no engine ever imports `huggingface_hub`.
 Standard output carries one JSON object a line (`plan`, then for each file `file`, `bytes`…, `done`, then `ready`; or
-`error`), standard error the log; the process ends when its standard input does. Endpoint, token, cache and its layout
-are `huggingface_hub`'s. The transfer itself is made here: the library (2.4) drops what has come when it is
+`error`; `again` wherever a request is made once more), standard error the log, neither of them a password or token; the
+process ends when its standard input does. Endpoint, token and cache are `huggingface_hub`'s, as is the layout of the
+cache (`hub_cache`). The transfer itself is made here: the library (2.4) drops what has come when it is
 interrupted, tells of it only every ten megabytes, and waits without a limit for some answers.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -20,11 +20,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from emberd.hub_errors import Trouble, Where, broken, explain, text
+from emberd.hub_cache import PARTIAL, Item, checksum, link, plain, settle, sound, sweep, write
+from emberd.hub_errors import Clean, Trouble, Where, broken, explain, public, text
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile, RepoSibling
 
 T = TypeVar("T")
 
@@ -38,8 +41,6 @@ HASTE = 3.0
 """Seconds that a hub has for its list where the answer could be done without."""
 SLACK = 16 << 20
 """Bytes that stay free on the disk."""
-PARTIAL = ".emberd.incomplete"
-"""What the name of a file that has come in part ends with. It lies beside the cache's blobs, where the library's own partial files lie too."""
 SHARED = re.compile(
     r"(config|generation_config)\.json|(tokenizer|special_tokens|added_tokens|chat_template|vocab|merges)[\w.-]*"
     r"|additional_chat_templates/[\w-]+\.jinja",
@@ -50,19 +51,11 @@ MLX = re.compile(r"[\w.-]+\.(safetensors|safetensors\.index\.json|tiktoken)", re
 """The weights of an MLX model, and what older tokenizers keep their vocabulary in."""
 
 
-@dataclass(frozen=True)
-class Item:
-    """A file that is wanted: its path in the repository, its size in bytes, and its sha256 where the hub knows it."""
-
-    name: str
-    size: int
-    sha256: str | None
-
-
 def say(event: str, **more: object) -> None:
     """Tells the process that waits."""
-    sys.stdout.write(json.dumps({"event": event, **more}) + "\n")
-    sys.stdout.flush()
+    out = sys.__stdout__ or sys.stdout
+    out.write(json.dumps({"event": event, **more}) + "\n")
+    out.flush()
 
 
 def wanted(names: Iterable[str], form: str, graphs: Iterable[str]) -> tuple[list[str], str | None]:
@@ -93,7 +86,7 @@ class Fetch:
         self.store = self.cache / f"models--{repo.replace('/', '--')}"
         self.headers = {**build_hf_headers(library_name="emberd"), "Accept-Encoding": "identity"}
         limit = _number("EMBERD_HUB_TIMEOUT", constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        self.where = where = Where(repo, constants.ENDPOINT, self.cache, get_token() is not None, limit)
+        self.where = where = Where(repo, public(constants.ENDPOINT), self.cache, get_token() is not None, limit)
 
         def bounded(request: httpx2.Request) -> None:
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), where.limit)
@@ -109,13 +102,14 @@ class Fetch:
         patience = self.where.limit, self.retries
         if whole:
             self.where.limit, self.retries = min(self.where.limit, HASTE), 0
-        commit, items = self.plan(form, graphs)
+        commit, items, tags = self.plan(form, graphs)
         self.where.limit, self.retries = patience
         folder = self.store / "snapshots" / commit
         lock = self.cache / ".locks" / self.store.name / "emberd.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(lock):  # Another process that fetches the same is waited for; then most is here.
-            missing = [item for item in items if not _has(folder / item.name, item)]
+            # Contents are compared as well: this process runs where emberd has no record that vouches for them.
+            missing = [item for item in items if not sound(folder / item.name, item)]
             files = [
                 {"name": each.name, "bytes": each.size, "done": 0 if each in missing else each.size} for each in items
             ]
@@ -125,31 +119,26 @@ class Fetch:
                 say("file", name=item.name)
                 self.fetch(item, commit, folder)
                 say("done", name=item.name)
-            _write(self.store / "refs" / "main", commit)
-            for stale in self.store.rglob(f"*{PARTIAL}"):  # Of files that have changed since, or of a killed process.
-                stale.unlink(missing_ok=True)
+            write(self.store / "refs" / "main", commit)
+            sweep(self.store, tags)
         say("ready")
 
-    def plan(self, form: str, graphs: list[str]) -> tuple[str, list[Item]]:
-        """The commit that the main branch is at, and what is wanted of it."""
+    def plan(self, form: str, graphs: list[str]) -> tuple[str, list[Item], set[str]]:
+        """The commit that the main branch is at, what is wanted of it, and the tags of all its files."""
         info = self.patiently(
             lambda: self._api.model_info(self.repo, revision="main", files_metadata=True, timeout=self.where.limit),
             None,
         )
-        commit = _plain(info.sha or "")
-        items = {each.rfilename: (each.size, each.lfs.sha256 if each.lfs else None) for each in info.siblings or ()}
+        commit = plain(info.sha or "")
+        items = {each.rfilename: _item(each.rfilename, each) for each in info.siblings or ()}
         names, graph = wanted(items, form, graphs)
-        if any(items[name][0] is None for name in names):  # A mirror that knows only the listing by folders.
+        if any(items[name].size < 0 for name in names):  # A mirror that knows only the listing by folders.
             from huggingface_hub.hf_api import RepoFile
 
             tree = self.patiently(
                 lambda: list(self._api.list_repo_tree(self.repo, recursive=True, revision=commit)), None
             )
-            items = {
-                each.path: (each.size, each.lfs.sha256 if each.lfs else None)
-                for each in tree
-                if isinstance(each, RepoFile)
-            }
+            items = {each.path: _item(each.path, each) for each in tree if isinstance(each, RepoFile)}
             names, graph = wanted(items, form, graphs)
         if form == "onnx" and graph is None:
             others = ", ".join(sorted(name for name in items if name.endswith(".onnx"))) or "no .onnx file at all"
@@ -159,9 +148,8 @@ class Fetch:
             raise Trouble(
                 f"{self.repo} has no .safetensors file", "give a repository with weights for MLX", lasting=True
             )
-        return commit, [
-            Item(name, size, sha256) for name in names for size, sha256 in (items[name],) if size is not None
-        ]
+        tags = {tag for item in items.values() for tag in (item.sha256, item.blob) if tag}
+        return commit, [items[name] for name in names if items[name].size >= 0], tags
 
     def fetch(self, item: Item, commit: str, folder: Path) -> None:
         """Brings one file into the cache: its bytes under the hub's tag for them, and a link to them in the snapshot."""
@@ -171,10 +159,12 @@ class Fetch:
         about = self.patiently(lambda: get_hf_file_metadata(url, timeout=self.where.limit, headers=self.headers), item)
         if about.etag is None:
             raise Trouble(
-                f"{self.where.hub} gives no tag for {item.name} of {self.repo}", "set HF_ENDPOINT to a Hugging Face hub"
+                f"{self.where.hub} gives no tag for {item.name} of {self.repo}",
+                "set HF_ENDPOINT to a Hugging Face hub",
+                lasting=True,
             )
-        blob = self.store / "blobs" / _plain(about.etag)
-        if not _has(blob, item):
+        blob = self.store / "blobs" / plain(about.etag)
+        if not sound(blob, item):
             blob.parent.mkdir(parents=True, exist_ok=True)
             partial = blob.with_name(blob.name + PARTIAL)
             reported = _Reports(item)
@@ -189,10 +179,11 @@ class Fetch:
             grown()
             self.patiently(lambda: self._receive(url, partial, item, reported), item, grown)
             self._verify(partial, item)
+            settle(partial)
             partial.replace(blob)
         else:
             _Reports(item)(item.size)
-        _link(blob, folder / item.name)
+        link(blob, folder / item.name)
 
     def patiently(self, work: Callable[[], T], item: Item | None, grown: Callable[[], bool] = lambda: False) -> T:
         """Does the work, and again where trouble may pass, until it has failed several times with nothing gained between."""
@@ -206,7 +197,7 @@ class Fetch:
                 wait = min(FIRST_WAIT * 2 ** max(failed - 1, 0), LONGEST_WAIT) if trouble.wait is None else trouble.wait
                 if not trouble.passing or failed > self.retries or wait > LONGEST_WAIT:
                     raise trouble from error
-                print(f"{trouble.message}; again in {wait} s", file=sys.stderr, flush=True)
+                say("again", message=public(trouble.message), seconds=wait)
                 time.sleep(wait)
 
     def _receive(self, url: str, partial: Path, item: Item, reported: Callable[[int], None]) -> None:
@@ -253,12 +244,11 @@ class Fetch:
             raise broken(self.where, item.name, f" after {at} of {item.size} bytes")
 
     def _verify(self, partial: Path, item: Item) -> None:
-        if item.sha256 is None:
+        if item.checksum is None:
             return
-        with partial.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != item.sha256:
-            raise self._wrong(partial, item, f"has the sha256 {found} instead of {item.sha256}")
+        found = checksum(partial, item.checksum)
+        if found != item.checksum:
+            raise self._wrong(partial, item, f"has the {found} instead of {item.checksum.rpartition(' ')[2]}")
 
     def _wrong(self, partial: Path, item: Item, what: str) -> Trouble:
         partial.unlink(missing_ok=True)
@@ -272,6 +262,7 @@ class Fetch:
             raise Trouble(
                 f"{self.repo} needs {needed / 1e6:.0f} MB, and {self.cache} has room for {free / 1e6:.0f}",
                 "free some space, or set HF_HOME to a folder on another disk",
+                lasting=True,
             )
 
 
@@ -288,35 +279,10 @@ class _Reports:
             say("bytes", name=self._item.name, done=done)
 
 
-def _has(path: Path, item: Item) -> bool:
-    """Whether the file is there with its size."""
-    try:
-        return path.stat().st_size == item.size
-    except OSError:
-        return False
-
-
-def _link(blob: Path, pointer: Path) -> None:
-    """Makes a snapshot's file: a relative link as the library makes it, or a copy where there are no links."""
-    pointer.parent.mkdir(parents=True, exist_ok=True)
-    fresh = pointer.with_name(f"{pointer.name}.{os.getpid()}{PARTIAL}")
-    try:
-        fresh.symlink_to(os.path.relpath(blob, pointer.parent))
-    except OSError:
-        shutil.copyfile(blob, fresh)
-    fresh.replace(pointer)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
-    fresh.write_text(text)
-    fresh.replace(path)
-
-
-def _plain(text: str) -> str:
-    """A commit or tag as it may be in a path, whatever a hub sends."""
-    return text if re.fullmatch(r"[A-Za-z0-9_-]{1,128}", text) else hashlib.sha256(text.encode()).hexdigest()
+def _item(name: str, about: RepoFile | RepoSibling) -> Item:
+    """A file as either listing has it; its size is -1 where the listing does not say it."""
+    size = about.size if about.size is not None else -1
+    return Item(name, size, about.lfs.sha256, None) if about.lfs else Item(name, size, None, about.blob_id)
 
 
 def _number(name: str, default: float) -> float:
@@ -363,6 +329,8 @@ def main() -> NoReturn:
     if "HF_ACCESS_TOKEN" in os.environ:
         os.environ.setdefault("HF_TOKEN", os.environ["HF_ACCESS_TOKEN"])
     os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
+    # What libraries print belongs into the log.
+    sys.stdout = sys.stderr = Clean(sys.stderr)
     code, where = 1, None
     try:
         fetch = Fetch(given.repo)
@@ -377,8 +345,11 @@ def main() -> NoReturn:
         traceback.print_exc()
         trouble = error if isinstance(error, Trouble) or where is None else explain(error, where, None)
         if not isinstance(trouble, Trouble):
-            trouble = Trouble(f"{given.repo} could not be fetched: {text(trouble)}", "the log has the detail")
-        say("error", message=trouble.message, hint=trouble.hint, lasting=trouble.lasting)
+            what = f"{given.repo} could not be fetched: {text(trouble)}"
+            trouble = Trouble(
+                what, "check HF_ENDPOINT and other settings of huggingface_hub; the log has the detail", lasting=True
+            )
+        say("error", message=public(trouble.message), hint=public(trouble.hint), lasting=trouble.lasting)
     sys.stderr.flush()
     os._exit(code)
 

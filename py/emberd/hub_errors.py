@@ -5,12 +5,18 @@ Nothing is fetched here. `huggingface_hub` is imported when there is something t
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 LOGIN = "set HF_TOKEN, or log in with hf auth login"
 AGAIN = "load the model again: what has come is kept"
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""What a busy machine lacks for a while."""
 
 
 class Trouble(Exception):
@@ -32,7 +38,7 @@ class Where:
 
     repo: str
     hub: str
-    """The hub's address."""
+    """The hub's address, without a password."""
     cache: Path
     """The user's hub cache."""
     known: bool
@@ -43,6 +49,40 @@ class Where:
     def of(self, name: str | None) -> str:
         """A file of the repository, or the repository."""
         return f"{name} of {self.repo}" if name else self.repo
+
+
+def public(said: str) -> str:
+    """The same without passwords in addresses (`http://user:password@host`) and without the user's token."""
+    said = re.sub(r"(?<=://)[^/\s?#\"']*@", "", said)
+    for secret in _secrets():
+        said = said.replace(secret, "***")
+    return said
+
+
+def _secrets() -> Iterator[str]:
+    for name in ("HF_TOKEN", "HF_ACCESS_TOKEN"):
+        token = os.environ.get(name, "").strip()
+        if len(token) >= 4:
+            yield token
+    for name, value in os.environ.items():
+        # However wrong such an address is: nothing of what stands before its last @ may be said.
+        if name == "HF_ENDPOINT" or name.lower().endswith("_proxy"):
+            password = value.partition("://")[2].rpartition("@")[0].partition(":")[2]
+            yield from (word for word in (password, *re.split(r"[:/?#]", password)) if len(word) >= 4)
+
+
+class Clean:
+    """A stream that says only what is `public`. For the log, which carries other libraries' words."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, said: str) -> int:
+        """Writes it, cleaned."""
+        return self._stream.write(public(said))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def text(error: BaseException) -> str:
@@ -71,22 +111,31 @@ def explain(error: Exception, where: Where, name: str | None) -> Trouble:
         after = error.response.headers.get("retry-after") or ""
         wait = float(after) if re.fullmatch(r"\d{1,9}", after) else None
         message, hint, passing = _status(error.response.status_code, where, terms, wait)
-        lasting = error.response.status_code in (401, 403, 404)
+        # Of a range that is refused nothing is kept: the next attempt begins at the beginning.
+        lasting = error.response.status_code < 500 and error.response.status_code not in (408, 416, 429)
         return Trouble(f"{what} from {where.hub}: {message}", hint, passing, wait, lasting)
     network = "check the network, proxies and HF_ENDPOINT, then load the model again"
     unreachable = f"{what}: the hub at {where.hub} cannot be reached: {text(error)}"
     if isinstance(error, http.ConnectError | http.ConnectTimeout):
-        return Trouble(unreachable, network, passing=True)
-    if isinstance(error, http.ProxyError | http.UnsupportedProtocol | http.InvalidURL):
-        return Trouble(unreachable, network)
+        refused = "CERTIFICATE_VERIFY_FAILED" in str(error)  # It is refused the next time as well.
+        return Trouble(unreachable, network, passing=not refused, lasting=refused)
+    if isinstance(error, http.ProxyError):
+        # A proxy that refuses, or wants a password; others say that the hub is not to be had just now.
+        refused = re.match(r"4\d\d\b|Invalid|Requested", str(error)) is not None
+        return Trouble(unreachable, network, passing=not refused, lasting=refused)
+    if isinstance(error, http.UnsupportedProtocol | http.InvalidURL | http.LocalProtocolError | http.TooManyRedirects):
+        return Trouble(unreachable, network, lasting=True)
     if isinstance(error, http.TimeoutException):
         return Trouble(f"{what}: the hub at {where.hub} sent nothing for {where.limit:g} s", network, passing=True)
-    if isinstance(error, http.TransportError):
+    if isinstance(error, http.RequestError | ConnectionError | TimeoutError):
         return broken(where, name, f": {text(error)}")
     if isinstance(error, OSError):
         kept = f"{where.of(name)} could not be kept: {text(error)}"
-        return Trouble(kept, f"check {where.cache}, or set HF_HOME to another folder")
-    return Trouble(f"{what}: {type(error).__name__}: {text(error)}", "set HF_ENDPOINT to a Hugging Face hub")
+        lasting = error.errno not in _EXHAUSTED
+        return Trouble(kept, f"check {where.cache}, or set HF_HOME to another folder", lasting=lasting)
+    return Trouble(
+        f"{what}: {type(error).__name__}: {text(error)}", "set HF_ENDPOINT to a Hugging Face hub", lasting=True
+    )
 
 
 def _status(status: int, where: Where, terms: str, wait: float | None) -> tuple[str, str, bool]:

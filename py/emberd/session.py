@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_BATCH = 16
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+_MANIFEST = "emberd.json"
+"""What lies in a folder that `emberd models pull` made, whose one graph is of no dtype."""
 _IMPORT = "import the model with `emberd models pull`, or give the path of a .gguf file"
+
+_DAMAGED = "if the file is damaged, `emberd models rm` forgets the model, and its next load fetches what differs anew"
 
 
 class Model:
@@ -59,18 +63,23 @@ class Model:
 
 
 def find_graph(folder: Path, dtype: str | None = None) -> Path:
-    """The graph of a model folder: that of the dtype (`PI_TINY_DTYPE`, as omp sets it for its workers), else what is there.
+    """The graph of a model folder: `model.onnx` of one that emberd made, else that of the dtype (`PI_TINY_DTYPE`, as omp sets it for its workers).
 
-    Names and places are those of repositories for transformers.js, which may hold one graph for each dtype. Raises `EngineError` where there is none.
+    Names and places are those of repositories for transformers.js, which may hold one graph for each dtype; the core knows them. Raises `EngineError`
+    where there is none: where weights were asked for, no others are taken.
     """
-    name = (os.environ.get("PI_TINY_DTYPE", "") if dtype is None else dtype).strip().lower()
-    if name in ("", "default", "auto"):
-        name = "q4"
-    suffix = {"fp32": "", "q8": "_quantized"}.get(name, f"_{name}")
-    for place in (f"onnx/model{suffix}.onnx", f"model{suffix}.onnx", "model.onnx", "onnx/model_q4.onnx"):
+    if (folder / _MANIFEST).is_file():
+        places = ["model.onnx"]
+    else:
+        from emberd._core import graphs
+
+        places = graphs(os.environ.get("PI_TINY_DTYPE", "") if dtype is None else dtype)
+    for place in places:
         if (folder / place).is_file():
             return folder / place
-    raise EngineError(f"{folder} holds no model.onnx, and no onnx/model{suffix}.onnx", _IMPORT)
+    raise EngineError(
+        f"{folder} holds no {places[-1]}{''.join(f', and no {place}' for place in places[-2::-1])}", _IMPORT
+    )
 
 
 def read_config(path: Path, required: bool = False) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
         return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a different private type for each way a file can be wrong
         text = " ".join(str(error).split())
-        raise EngineError(f"{graph} cannot be loaded: {text}", "the file may be damaged: fetch it again") from error
+        raise EngineError(f"{graph} cannot be loaded: {text}", _DAMAGED) from error
 
 
 def _layers(graph: Path, session: ort.InferenceSession) -> list[Layer]:

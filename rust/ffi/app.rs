@@ -21,6 +21,12 @@ pub(crate) fn start(py: Python<'_>, args: Vec<OsString>, python: Option<PathBuf>
     App { app: Mutex::new(py.detach(|| emberd::app::App::start(args, python))) }
 }
 
+/// Where the graph of a model may be within its folder, the best place first, for weights in this form (`PI_TINY_DTYPE`; a name that is none is the default).
+#[pyfunction]
+pub(crate) fn graphs(dtype: &str) -> Vec<String> {
+    emberd::models::table::Dtype::named(dtype).unwrap_or_default().graphs()
+}
+
 #[pymethods]
 impl App {
     /// The next engine to load; sleeps, with the interpreter free, until there is one. `None` when the process ends.

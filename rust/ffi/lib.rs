@@ -11,7 +11,7 @@ mod sampling;
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
-    use crate::app::{App, start};
+    use crate::app::{App, graphs, start};
     #[pymodule_export]
     use crate::doors::{Doors, Reader, port};
     #[pymodule_export]

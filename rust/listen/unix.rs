@@ -35,7 +35,8 @@ pub async fn accept(listener: &mut LocalListener) -> std::io::Result<LocalStream
 /// Whether the other side has closed both directions, and not only the one it writes to.
 #[must_use]
 pub fn gone(stream: &LocalStream) -> bool {
-    let mut look = [PollFd::new(stream, PollFlags::empty())];
+    // Where poll tells only of what it is asked for, this is asked for the end of the direction that is ours to write.
+    let mut look = [PollFd::new(stream, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut look, Some(&now)).is_ok_and(|_| look[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
 }

@@ -91,6 +91,8 @@ pub fn of_worker(asked: Asked<'_>, form: Form) -> Result<(String, Source)> {
     let repo = match (asked.repo, table::find(asked.key)) {
         // Who launches a worker may know one engine's repository only, and not which engine is here.
         (Some(repo), Some(model)) if [model.onnx, model.mlx].contains(&repo) => model.repo(form),
+        // A folder is told only by who launches for MLX: with another engine, a repository that came into use later is not for it either.
+        (Some(repo), Some(model)) if table::is_repo(repo) && asked.dir.is_some() && form != Form::Mlx => model.repo(form),
         (Some(repo), _) if table::is_repo(repo) => repo,
         (Some(repo), _) => {
             return Err(Error::new(Code::InvalidValue, format!("{repo:?} is no repository of a hub")).hint("write it as ORG/NAME"));
@@ -226,7 +228,9 @@ mod tests {
         let served = |asked| of_worker(asked, Form::Onnx).map(|(name, _)| name);
         assert_eq!(served(all).as_deref(), Ok("smollm2-135m"));
         let without = Asked { model: None, ..all };
-        assert_eq!(served(without).as_deref(), Ok("org/name"));
+        assert_eq!(served(Asked { dir: None, ..without }).as_deref(), Ok("org/name"));
+        assert_eq!(served(Asked { key: "mine", ..without }).as_deref(), Ok("org/name"));
+        assert_eq!(served(without).as_deref(), Ok("LiquidAI/LFM2.5-230M-ONNX"), "a launch for MLX, whose repository nothing else runs");
         assert!(matches!(of_worker(without, Form::Mlx), Ok((_, Source::Hub(repo))) if repo.dir.as_deref() == Some(dir)));
         assert_eq!(served(Asked { repo: None, ..without }).as_deref(), Ok("LiquidAI/LFM2.5-230M-ONNX"));
         assert_eq!(served(Asked { repo: None, key: "mine", ..without }).as_deref(), Ok("smollm2-135m"));

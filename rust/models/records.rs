@@ -82,13 +82,17 @@ impl Records {
         serde_json::from_slice(&fs::read(self.path(repo, dtype)).ok()?).ok()
     }
 
-    /// All of them, by repository.
+    /// All of them, by repository, each with the form of its weights: the name of a [`Dtype`], or `mlx`.
     #[must_use]
-    pub fn all(&self) -> Vec<Record> {
+    pub fn all(&self) -> Vec<(String, Record)> {
         let entries = fs::read_dir(&self.0).into_iter().flatten().flatten().map(|entry| entry.path());
         let files = entries.filter(|path| path.extension().is_some_and(|kind| kind == "json"));
-        let mut records: Vec<Record> = files.filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok()).collect();
-        records.sort_by(|a, b| a.repo.cmp(&b.repo));
+        let read = |path: PathBuf| {
+            let variant = Path::new(path.file_stem()?).extension()?.to_str()?.to_owned();
+            Some((variant, serde_json::from_slice(&fs::read(path).ok()?).ok()?))
+        };
+        let mut records: Vec<(String, Record)> = files.filter_map(read).collect();
+        records.sort_by(|(a, one), (b, other)| (&one.repo, a).cmp(&(&other.repo, b)));
         records
     }
 
@@ -161,10 +165,11 @@ mod tests {
         records.write(&other, Dtype::default(), &record("org/name.q4"));
         assert_eq!(records.find(&repo(), Dtype::default()), Some(record("org/name")));
         assert_eq!(records.find(&repo(), Dtype::named("fp16").unwrap()), None);
-        assert_eq!(records.all(), [record("org/name"), record("org/name"), record("org/name.q4")]);
+        let entry = |variant: &str, name| (variant.to_owned(), record(name));
+        assert_eq!(records.all(), [entry("mlx", "org/name"), entry("q4", "org/name"), entry("q4", "org/name.q4")]);
         assert_eq!(records.forget("org/name"), Ok(true));
         assert_eq!(records.forget("org/name"), Ok(false));
-        assert_eq!(records.all(), [record("org/name.q4")]);
+        assert_eq!(records.all(), [entry("q4", "org/name.q4")]);
         fs::write(records.path(&repo(), Dtype::default()), "{").unwrap();
         assert_eq!(records.find(&repo(), Dtype::default()), None);
     }

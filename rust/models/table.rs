@@ -115,12 +115,16 @@ pub fn is_repo(name: &str) -> bool {
 
 /// How the weights of an ONNX repository are stored, which is part of the graph's file name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dtype(&'static str);
+pub struct Dtype {
+    name: &'static str,
+    /// Whether somebody asked for it, so that no other will do.
+    asked: bool,
+}
 
 impl Default for Dtype {
-    /// Four bits.
+    /// Four bits, for want of a wish.
     fn default() -> Self {
-        Self("q4")
+        Self { name: "q4", asked: false }
     }
 }
 
@@ -137,7 +141,7 @@ impl Dtype {
         if matches!(wanted.as_str(), "" | "default" | "auto") {
             return Ok(Self::default());
         }
-        Self::NAMES.into_iter().find(|name| *name == wanted).map(Self).ok_or_else(|| {
+        Self::NAMES.into_iter().find(|name| *name == wanted).map(|name| Self { name, asked: true }).ok_or_else(|| {
             Error::new(Code::InvalidValue, format!("Unsupported PI_TINY_DTYPE={name}"))
                 .hint(format!("the names are {} and default", Self::NAMES.join(", ")))
         })
@@ -146,24 +150,29 @@ impl Dtype {
     /// The name.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.0
+        self.name
     }
 
     /// What follows `model` in the graph's file name.
     #[must_use]
     pub fn suffix(self) -> String {
-        match self.0 {
+        match self.name {
             "fp32" => String::new(),
             "q8" => "_quantized".to_owned(),
             name => format!("_{name}"),
         }
     }
 
-    /// Where a model's graph may be within its folder, the best place first.
+    /// Where a model's graph may be within its folder, the best place first. A graph that says nothing of its weights (`model.onnx` at the root) will do
+    /// where nobody asked for any in particular.
     #[must_use]
-    pub fn graphs(self) -> [String; 3] {
+    pub fn graphs(self) -> Vec<String> {
         let suffix = self.suffix();
-        [format!("onnx/model{suffix}.onnx"), format!("model{suffix}.onnx"), "model.onnx".to_owned()]
+        let mut places = vec![format!("onnx/model{suffix}.onnx"), format!("model{suffix}.onnx")];
+        if !self.asked {
+            places.push("model.onnx".to_owned());
+        }
+        places
     }
 }
 
@@ -210,6 +219,8 @@ mod tests {
         }
         assert_eq!(Dtype::named("fp32").map(|dtype| dtype.graphs()[0].clone()), Ok("onnx/model.onnx".into()));
         assert_eq!(Dtype::named("Q8").map(|dtype| dtype.graphs()[1].clone()), Ok("model_quantized.onnx".into()));
+        assert_eq!(Dtype::default().graphs(), ["onnx/model_q4.onnx", "model_q4.onnx", "model.onnx"]);
+        assert_eq!(Dtype::named("q4").map(Dtype::graphs), Ok(vec!["onnx/model_q4.onnx".into(), "model_q4.onnx".into()]));
         assert!(Dtype::named("q5").unwrap_err().message.contains("PI_TINY_DTYPE=q5"));
     }
 }

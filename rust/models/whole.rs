@@ -11,10 +11,9 @@ use std::path::{Component, Path};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+use crate::models::onnx::frame::{Framed, framed};
 use crate::models::table::{Dtype, Form};
 
-/// The longest text that is taken for a file's name.
-const LONGEST_NAME: u64 = 4096;
 /// The longest table of tensors that is taken for one.
 const LONGEST_HEADER: u64 = 100_000_000;
 
@@ -61,8 +60,8 @@ fn json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, String
 
 /// A graph whose every byte is here, and whose weights in other files are as well.
 fn onnx(graph: &Path) -> Result<(), String> {
-    let needed = external(graph).map_err(|error| format!("{} is damaged: {error}", graph.display()))?;
-    for (location, bytes) in needed {
+    let Framed { external, .. } = framed(graph).map_err(|error| format!("{} is damaged: {error}", graph.display()))?;
+    for (location, bytes) in external {
         if !Path::new(&location).components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(format!("{} keeps weights in {location:?}, outside its folder", graph.display()));
         }
@@ -73,128 +72,6 @@ fn onnx(graph: &Path) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// The files beside a graph that its tensors are in, and how many bytes of each they need.
-///
-/// Of onnx.proto are known: `ModelProto.graph` (7), `GraphProto.initializer` (5), `TensorProto.external_data` (13) with the keys `location`, `offset` and
-/// `length`. The rest is stepped over, and has to be there.
-fn external(graph: &Path) -> io::Result<BTreeMap<String, u64>> {
-    let file = File::open(graph)?;
-    let end = file.metadata()?.len();
-    let mut wire = Wire { file: BufReader::new(file), at: 0 };
-    let mut needed = BTreeMap::new();
-    let mut any = false;
-    while let Some((field, graph_end)) = wire.field(end)? {
-        if field != 7 {
-            wire.step_to(graph_end)?;
-            continue;
-        }
-        any = true;
-        while let Some((field, tensor_end)) = wire.field(graph_end)? {
-            if field == 5 {
-                wire.tensor(tensor_end, &mut needed)?;
-            } else {
-                wire.step_to(tensor_end)?;
-            }
-        }
-    }
-    if any { Ok(needed) } else { Err(io::Error::other("it holds no graph")) }
-}
-
-/// A file in the wire format of protocol buffers, read forward.
-struct Wire {
-    file: BufReader<File>,
-    at: u64,
-}
-
-impl Wire {
-    /// The next field that has a length, and where it ends; others are stepped over. `None` at the end of the message.
-    fn field(&mut self, end: u64) -> io::Result<Option<(u64, u64)>> {
-        while self.at < end {
-            let tag = self.varint()?;
-            let stop = match tag & 7 {
-                0 => {
-                    self.varint()?;
-                    self.at
-                }
-                1 => self.at + 8,
-                2 => self.varint()?.saturating_add(self.at),
-                5 => self.at + 4,
-                other => return Err(io::Error::other(format!("a field of wire type {other} at byte {}", self.at))),
-            };
-            if stop > end {
-                return Err(io::Error::other(format!("it is cut short: byte {stop} is missing, and {end} is where it ends")));
-            }
-            if tag & 7 == 2 {
-                return Ok(Some((tag >> 3, stop)));
-            }
-            self.step_to(stop)?;
-        }
-        Ok(None)
-    }
-
-    fn varint(&mut self) -> io::Result<u64> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let mut byte = [0];
-            self.file.read_exact(&mut byte)?;
-            self.at += 1;
-            value |= u64::from(byte[0] & 0x7f) << shift;
-            if byte[0] < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err(io::Error::other(format!("a number without an end at byte {}", self.at)))
-    }
-
-    fn step_to(&mut self, stop: u64) -> io::Result<()> {
-        let step = i64::try_from(stop.saturating_sub(self.at)).map_err(io::Error::other)?;
-        self.file.seek_relative(step)?;
-        self.at = stop;
-        Ok(())
-    }
-
-    fn text(&mut self, stop: u64) -> io::Result<String> {
-        let length = stop - self.at;
-        if length > LONGEST_NAME {
-            return Err(io::Error::other(format!("a text of {length} bytes at byte {}", self.at)));
-        }
-        let mut text = String::new();
-        (&mut self.file).take(length).read_to_string(&mut text)?;
-        self.at = stop;
-        Ok(text)
-    }
-
-    fn tensor(&mut self, end: u64, needed: &mut BTreeMap<String, u64>) -> io::Result<()> {
-        let (mut location, mut offset, mut length) = (None, 0_u64, 0_u64);
-        while let Some((field, entry_end)) = self.field(end)? {
-            if field != 13 {
-                self.step_to(entry_end)?;
-                continue;
-            }
-            let (mut key, mut value) = (String::new(), String::new());
-            while let Some((field, stop)) = self.field(entry_end)? {
-                match field {
-                    1 => key = self.text(stop)?,
-                    2 => value = self.text(stop)?,
-                    _ => self.step_to(stop)?,
-                }
-            }
-            let number = || value.parse().map_err(|_| io::Error::other(format!("a tensor's {key} is {value:?}")));
-            match key.as_str() {
-                "offset" => offset = number()?,
-                "length" => length = number()?,
-                "location" => location = Some(value),
-                _ => {}
-            }
-        }
-        if let Some(location) = location {
-            let bytes: &mut u64 = needed.entry(location).or_default();
-            *bytes = (*bytes).max(offset.saturating_add(length));
-        }
-        Ok(())
-    }
 }
 
 /// Safetensors, each to its last byte, and all that the index names.
@@ -243,31 +120,7 @@ fn safetensors(path: &Path) -> io::Result<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A field with a length.
-    fn field(number: u8, content: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![number << 3 | 2];
-        let mut length = content.len();
-        while length >= 0x80 {
-            bytes.push((length & 0x7f) as u8 | 0x80);
-            length >>= 7;
-        }
-        bytes.push(length as u8);
-        bytes.extend(content);
-        bytes
-    }
-
-    fn entry(key: &str, value: &str) -> Vec<u8> {
-        field(13, &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat())
-    }
-
-    /// A graph of two tensors: one in itself, one in a file beside it.
-    fn graph(location: &str, offset: &str) -> Vec<u8> {
-        let inside = field(5, &field(9, &[7; 300]));
-        let outside = field(5, &[vec![0x10, 1], entry("location", location), entry("offset", offset), entry("length", "100")].concat());
-        // An integer and a name before the graph, a message after it.
-        [vec![0x08, 10], field(2, b"test"), field(7, &[field(2, b"main"), inside, outside].concat()), field(8, b"opset")].concat()
-    }
+    use crate::models::onnx::frame::tests::graph;
 
     fn folder(form: Form) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -323,20 +176,6 @@ mod tests {
                 assert!(said.contains(name) && said.ends_with(" is missing") || said.ends_with("no .safetensors file"), "{said}");
             }
         }
-    }
-
-    #[test]
-    fn a_graph_cut_anywhere_is_not_whole() {
-        let whole = graph("data", "0");
-        let file = tempfile::NamedTempFile::new().unwrap();
-        // Fields that follow the graph may be left out, so a cut between two of them cannot be seen.
-        let graph_ends = whole.len() - field(8, b"opset").len();
-        for length in 0..whole.len() {
-            fs::write(file.path(), &whole[..length]).unwrap();
-            assert_eq!(external(file.path()).is_ok(), length == graph_ends, "{length}");
-        }
-        fs::write(file.path(), &whole).unwrap();
-        assert_eq!(external(file.path()).unwrap(), BTreeMap::from([("data".to_owned(), 100)]));
     }
 
     #[test]

@@ -2,20 +2,24 @@
 //!
 //! omp has two kinds of worker. For MLX it runs a Python environment that it has made itself, in a place that is known: emberd can stand there
 //! ([`runtime`]). For ONNX it runs itself, so that emberd is used only where its worker listens already, with the tag that this omp expects ([`keep`]).
-//! [`places`] knows omp's folders, [`plan`] does what is to be done or shows it, [`status`] looks.
+//! [`places`] knows omp's folders, [`service`] the system's service manager, [`plan`] does what is to be done or shows it, [`status`] looks.
 
+mod content;
 pub mod keep;
+#[cfg(test)]
+mod killed;
 pub mod places;
 pub mod plan;
 pub mod runtime;
+pub mod service;
 pub mod status;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::config::{Install, Omp};
 use crate::error::{Code, Error, Result};
+use crate::shelf::say;
 use keep::Kept;
 use places::Places;
 use plan::Plan;
@@ -50,12 +54,12 @@ impl Emberd {
     }
 }
 
-/// Runs the command; the exit code. `home` is where models are, if it was said; `python` the interpreter that this emberd runs in.
+/// Runs the command; the exit code. `home` is where models are; `python` the interpreter that this emberd runs in.
 ///
 /// # Errors
 /// When omp's settings name no folder, when something of somebody else's is in the way, when nothing here keeps programs running, and when the
 /// operating system refuses.
-pub async fn run(what: &Omp, home: Option<&Path>, python: Option<PathBuf>) -> Result<u8> {
+pub async fn run(what: &Omp, home: &Path, python: Option<PathBuf>) -> Result<u8> {
     let variables: Variables<'_> = &|name| std::env::var_os(name).filter(|value| !value.is_empty());
     let places = Places::find(&|name| std::env::var_os(name))?;
     match what {
@@ -72,17 +76,18 @@ pub async fn run(what: &Omp, home: Option<&Path>, python: Option<PathBuf>) -> Re
             let mut plan = runtime::uninstall(&places)?;
             plan.extend(keep::uninstall(&places)?);
             if plan.is_empty() {
-                return say("nothing of emberd's is installed");
+                let told = ["nothing of emberd's is installed".to_owned()].iter().chain(plan.notes()).cloned().collect::<Vec<_>>();
+                return say(&told.join("\n"));
             }
             carry_out(&plan, &places, *dry_run).await
         }
-        Omp::Status => say(&status::report(&places, variables).await?),
+        Omp::Status => say(status::report(&places, variables).await?.trim_end()),
     }
 }
 
 async fn carry_out(plan: &Plan, places: &Places, dry_run: bool) -> Result<u8> {
     if dry_run {
-        return say(&plan.show());
+        return say(plan.show().trim_end());
     }
     // Elsewhere omp never makes that environment.
     let shared = cfg!(target_os = "macos") && plan.touches(&places.runtime);
@@ -92,21 +97,10 @@ async fn carry_out(plan: &Plan, places: &Places, dry_run: bool) -> Result<u8> {
     Ok(0)
 }
 
-async fn kept(how: &Install, home: Option<&Path>, emberd: &Emberd, variables: Variables<'_>) -> Result<Vec<Kept>> {
+async fn kept(how: &Install, home: &Path, emberd: &Emberd, variables: Variables<'_>) -> Result<Vec<Kept>> {
     let tag = match &how.tag {
         Some(tag) => tag.clone(),
         None => keep::tag(&status::version(variables).await?, variables),
     };
-    how.keep.iter().map(|key| Kept::new(key, &tag, emberd, how.model.as_deref(), home)).collect()
-}
-
-/// Standard output is where a person or a script reads the result.
-fn say(text: &str) -> Result<u8> {
-    match writeln!(std::io::stdout(), "{}", text.trim_end()) {
-        // A reader that has seen enough (head, less) is no failure.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::io(Code::ServerError, "write to", Path::new("standard output"), &error))
-        }
-        _ => Ok(0),
-    }
+    how.keep.iter().map(|key| Kept::new(key, &tag, emberd, how.model.as_deref(), home, &|name| std::env::var_os(name))).collect()
 }

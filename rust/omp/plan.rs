@@ -29,6 +29,15 @@ pub enum Step {
     RemoveFolder(PathBuf),
     /// Ask the worker on a socket to end, if one answers.
     Shutdown(PathBuf),
+    /// Wait until a worker answers on a socket with this tag.
+    Await {
+        /// The socket.
+        socket: PathBuf,
+        /// The tag.
+        tag: String,
+        /// What to do when none does.
+        otherwise: String,
+    },
     /// Run a program; it must succeed.
     Run(Vec<OsString>),
     /// Run a program; if it fails, there was nothing to do.
@@ -59,6 +68,12 @@ impl Plan {
         self.notes.extend(other.notes);
     }
 
+    /// What the user should know.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
     /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -69,10 +84,9 @@ impl Plan {
     #[must_use]
     pub fn touches(&self, path: &Path) -> bool {
         self.steps.iter().any(|step| match step {
-            Step::Folder(at, _) | Step::File(at, ..) | Step::Move(at, _) | Step::Remove(at) | Step::RemoveFolder(at) => {
-                at.starts_with(path)
-            }
-            Step::Shutdown(_) | Step::Run(_) | Step::Try(_) => false,
+            Step::Folder(at, _) | Step::File(at, ..) | Step::Remove(at) | Step::RemoveFolder(at) => at.starts_with(path),
+            Step::Move(from, to) => from.starts_with(path) || to.starts_with(path),
+            Step::Shutdown(_) | Step::Await { .. } | Step::Run(_) | Step::Try(_) => false,
         })
     }
 
@@ -92,6 +106,19 @@ impl Plan {
             let _ = writeln!(text, "{note}");
         }
         text
+    }
+
+    /// Does the first steps and is killed in the next one, in the midst of it where it has one; whether there was a next one.
+    #[cfg(test)]
+    pub(super) async fn killed(&self, at: usize) -> bool {
+        for step in self.steps.iter().take(at) {
+            step.apply().await.unwrap();
+        }
+        if let Some(Step::File(path, _, content)) = self.steps.get(at) {
+            let name = format!(".{}.1", path.file_name().unwrap().to_str().unwrap());
+            fs::write(path.with_file_name(name), &content[..content.len() / 2]).unwrap();
+        }
+        at < self.steps.len()
     }
 
     /// Does it, and tells what has been done.
@@ -119,6 +146,7 @@ impl Step {
             Self::Remove(path) => format!("remove {}", path.display()),
             Self::RemoveFolder(path) => format!("remove the folder {} if it is empty", path.display()),
             Self::Shutdown(path) => format!("ask the worker on {} to end, if one answers", path.display()),
+            Self::Await { socket, tag, .. } => format!("see that the worker on {} answers, with the tag {tag}", socket.display()),
             Self::Run(words) | Self::Try(words) => format!("run {}", shell(words)),
         }
     }
@@ -138,6 +166,7 @@ impl Step {
             Self::Remove(path) => gone(fs::remove_file(path), path),
             Self::RemoveFolder(path) => gone(fs::remove_dir(path), path),
             Self::Shutdown(path) => status::shut_down(path).await,
+            Self::Await { socket, tag, otherwise } => status::answers(socket, tag).await.map_err(|error| error.hint(otherwise.clone())),
             Self::Run(words) => run(words).await,
             Self::Try(words) => {
                 if let Err(error) = run(words).await {
@@ -147,6 +176,12 @@ impl Step {
             }
         }
     }
+}
+
+/// Whether a file of this name is what a process that was killed has left of a file that it wrote.
+pub(super) fn unfinished(name: &OsStr, of: &str) -> bool {
+    let process = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(of)?.strip_prefix('.'));
+    process.is_some_and(|process| !process.is_empty() && process.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
 fn write(path: &Path, mode: u32, content: &str) -> std::io::Result<()> {

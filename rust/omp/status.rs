@@ -12,7 +12,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-use super::places::Places;
+use super::places::{MLX_LM, Places};
 use super::runtime::State;
 use super::{Variables, keep, runtime};
 use crate::error::{Code, Error, Result};
@@ -25,6 +25,8 @@ const LONGEST: u64 = 64 * 1024;
 const GONE: Duration = Duration::from_secs(5);
 /// How long omp may take to tell its version: it starts a JavaScript engine for it.
 const VERSION: Duration = Duration::from_secs(20);
+/// How long a worker has to come up: it starts Python, on a machine that may be busy.
+const UP: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What a worker says to a ping.
@@ -79,6 +81,27 @@ pub async fn shut_down(socket: &Path) -> Result<()> {
     tokio::time::timeout(GONE, asked)
         .await
         .map_err(|_| Error::new(Code::ServerError, format!("the worker on {} was asked to end, and stays", socket.display())))
+}
+
+/// Waits until a worker answers on a socket with this tag.
+///
+/// # Errors
+/// When none does for ten seconds, and when one with another tag is there.
+pub async fn answers(socket: &Path, tag: &str) -> Result<()> {
+    let end = tokio::time::Instant::now() + UP;
+    let failed = |why: String| Error::new(Code::ServerError, format!("the worker on {} is not up: {why}", socket.display()));
+    loop {
+        let why = match ping(socket).await {
+            Pong::Tag(found) if found == tag => return Ok(()),
+            Pong::Tag(found) => return Err(failed(format!("another one is there, with the tag {found}"))),
+            Pong::Nobody => "nobody answers".to_owned(),
+            Pong::Strange(why) => why,
+        };
+        if tokio::time::Instant::now() >= end {
+            return Err(failed(format!("{why}, {} s after it was started", UP.as_secs())));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
 }
 
 /// Runs a program to its end, without input; it is killed when it takes longer.
@@ -162,20 +185,28 @@ pub async fn report(places: &Places, variable: Variables<'_>) -> Result<String> 
     let state = runtime::state(places)?;
     let what = match &state {
         State::Absent => "nothing".to_owned(),
+        State::HalfMade => "a part of what emberd puts there, or an empty folder".to_owned(),
         State::Emberd(command, _) => format!("emberd, by {command}"),
         State::Foreign => "an environment of omp's".to_owned(),
     };
     let _ = writeln!(text, "MLX        {}: {what}", places.runtime.display());
     let _ = writeln!(text, "           would omp start emberd? {}", runtime::started(&state, variable("PI_TINY_DEVICE").as_deref()));
+    let _ = writeln!(text, "           this is the place of an omp that pins mlx-lm {MLX_LM}; whether the one here does was not asked");
+    for place in runtime::beside(places) {
+        let _ = writeln!(text, "           {} is the place of an omp that pins another: it looks there, and not here", place.display());
+    }
+    if let Some(aside) = runtime::moved_aside(places) {
+        let _ = writeln!(text, "           an environment of omp's is aside, until emberd is uninstalled: {}", aside.display());
+    }
     let kept = keep::installed(places)?;
-    for definition in &kept {
-        let known = keep::tag_of(definition).unwrap_or_default();
+    for one in &kept {
         let right = match &tag {
-            Some(tag) if *tag == known => "as omp expects it",
+            _ if !one.is_of(places) => "for another profile",
+            Some(tag) if *tag == one.tag => "as omp expects it",
             Some(_) => "which omp does not expect; install again",
             None => "whatever omp expects",
         };
-        let _ = writeln!(text, "kept       {}: tag {known}, {right}", definition.display());
+        let _ = writeln!(text, "kept       {}: tag {}, {right}", one.path.display(), one.tag);
     }
     if kept.is_empty() {
         let _ = writeln!(text, "kept       nothing");
@@ -260,6 +291,21 @@ mod tests {
         let _mute = UnixListener::bind(&path).unwrap();
         assert_eq!(ping(&path).await, Pong::Strange("it says nothing".into()));
         assert!(shut_down(&path).await.unwrap_err().message.contains("stays"));
+        assert!(answers(&path, "t").await.unwrap_err().message.contains("it says nothing"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_is_up_once_it_answers_with_its_tag() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        assert!(answers(&path, "t").await.unwrap_err().message.ends_with("is not up: nobody answers, 10 s after it was started"));
+        let late = path.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(UP / 2).await;
+            stranger(&late, b"{\"type\":\"pong\",\"id\":\"status\",\"tag\":\"t\"}\n");
+        });
+        assert_eq!(answers(&path, "t").await, Ok(()));
+        assert!(answers(&path, "u").await.unwrap_err().message.ends_with("another one is there, with the tag t"));
     }
 
     #[tokio::test]

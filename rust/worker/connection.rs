@@ -3,25 +3,27 @@
 //! Pings, shutdowns and questions for the status are answered by the reader itself and wait for nothing. Loads and chats run as tasks beside it, which
 //! die with the connection; so does reading a line that is long enough to hold up the pings of others.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use serde_json::value::RawValue;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::engine::Client;
 use crate::error::{Code, Error, Result};
 use crate::linger;
 use crate::listen::{LocalStream, gone};
+use crate::memory;
 use crate::models::Hosted;
 use crate::shutdown::{Reason, Stop};
 use crate::worker::about::Guest;
 use crate::worker::frame::{Frames, Line};
-use crate::worker::idle::Idle;
-use crate::worker::message::{Chat, Reply, Request, parse};
+use crate::worker::idle::{Idle, Pause};
+use crate::worker::message::{Chat, Reply, Request, head_id, parse};
 use crate::worker::task::{Answer, OwnedId, Task};
 
 /// News of loads that a connection has not taken yet.
@@ -32,8 +34,13 @@ const BACKLOG: usize = 1024 * 1024;
 const KEEP: usize = 64 * 1024;
 /// Lines longer than this, in bytes, are parsed beside the loop that answers pings.
 const LONG_LINE: usize = 256 * 1024;
-/// Such lines of one connection at a time: further ones are read when these have been parsed.
-const LONG_LINES: usize = 2;
+/// The bytes of such lines that one connection may have waiting, in lines of the greatest length; then it is not read from.
+const LONG_LINES: usize = 4;
+/// Long lines that are parsed at once, of all connections.
+static PARSERS: Semaphore = Semaphore::const_new(2);
+/// What a connection may cost before others have their turn, in pings, and what anything else costs.
+const TURN: usize = 2048;
+const REQUEST: usize = 32;
 /// Bytes read at once.
 const READ: usize = 64 * 1024;
 /// How often a client that is not read from, but waits for answers, is looked at for having gone.
@@ -70,16 +77,19 @@ pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<
     while !connection.ended || connection.owes() {
         // Reading goes on while the client is slow to read, so that one that writes all its requests before it reads is not waited for in vain.
         let room = connection.out.len() < BACKLOG;
-        let reads = !connection.ended && room && !connection.hang_up && connection.parsing.len() < LONG_LINES;
+        let wanted = room && !connection.hang_up && connection.long <= LONG_LINES * connection.options.max_line;
+        let reads = wanted && !connection.ended && !connection.more;
         tokio::select! {
             biased;
             Some(line) = connection.news.recv(), if room => connection.out.extend_from_slice(&line),
             Some(ended) = connection.work.join_next_with_id() => connection.ended(ended),
             Some(parsed) = connection.parsing.join_next() => connection.parsed(parsed),
+            () = std::future::ready(()), if wanted && connection.more => connection.take_lines(),
             read = read(&stream.0, connection.frames.buffer()), if reads => match read {
                 Err(_) => return, // Reset: nobody is there to be answered.
                 Ok(0) => {
-                    connection.finish_lines();
+                    connection.ended = true;
+                    connection.take_lines();
                     if gone(&stream.0) {
                         return;
                     }
@@ -117,7 +127,7 @@ pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<
                 return;
             }
         }
-        if taken >= READ {
+        if taken >= READ || connection.more {
             // A client that never stops is one of many.
             taken = 0;
             tokio::task::yield_now().await;
@@ -151,6 +161,9 @@ async fn read(stream: &LocalStream, buffer: &mut BytesMut) -> std::io::Result<us
     }
 }
 
+/// A long line: how many bytes it had, what keeps the worker from being idle meanwhile, and what it says.
+type Parsed = (usize, Pause, Result<(OwnedId, Result<Request>), JoinError>);
+
 struct Connection {
     client: Client,
     model: Arc<Hosted>,
@@ -163,8 +176,12 @@ struct Connection {
     ended: bool,
     out: Vec<u8>,
     work: JoinSet<Answer>,
-    /// Long lines that are being parsed.
-    parsing: JoinSet<(OwnedId, Result<Request>)>,
+    /// Long lines that are being parsed, or wait for that.
+    parsing: JoinSet<Parsed>,
+    /// Their bytes.
+    long: usize,
+    /// There are lines that have been read and not been looked at.
+    more: bool,
     /// The requests that tasks have yet to answer.
     owed: HashMap<tokio::task::Id, OwnedId>,
     sender: mpsc::Sender<Vec<u8>>,
@@ -191,6 +208,8 @@ impl Connection {
             out,
             work,
             parsing: JoinSet::new(),
+            long: 0,
+            more: false,
             owed,
             sender,
             news,
@@ -207,59 +226,75 @@ impl Connection {
 
     /// Whether the client is to hear anything more.
     fn owes(&self) -> bool {
-        !(self.work.is_empty() && self.parsing.is_empty() && self.out.is_empty())
+        self.more || !(self.work.is_empty() && self.parsing.is_empty() && self.out.is_empty())
     }
 
+    /// Takes the lines that have been read, as many as one turn has room for.
     fn take_lines(&mut self) {
-        while self.stop.reason().is_none()
-            && self.parsing.len() < LONG_LINES
-            && let Some(line) = self.frames.line()
-        {
-            self.take(line);
+        let mut cost = 0;
+        self.more = false;
+        while self.stop.reason().is_none() {
+            if cost >= TURN {
+                self.more = true;
+                return;
+            }
+            let Some(line) = self.frames.line() else { break };
+            cost += self.take(line);
         }
-    }
-
-    /// The client will send no more: what is left is a line too.
-    fn finish_lines(&mut self) {
-        self.ended = true;
-        self.take_lines();
-        if self.parsing.len() < LONG_LINES
+        // When the client sends no more, what is left is a line too.
+        if self.ended
             && let Some(line) = self.frames.finish()
         {
             self.take(line);
         }
     }
 
-    fn take(&mut self, line: Line) {
+    /// Takes one line; what that costs.
+    fn take(&mut self, line: Line) -> usize {
         match line {
             Line::Whole(line) if line.len() > LONG_LINE => {
-                self.parsing.spawn_blocking(move || {
-                    let (id, request) = parse(&line);
-                    (id.map(ToOwned::to_owned), request)
+                let (bytes, pause) = (line.len(), self.idle.pause());
+                self.long += bytes;
+                self.parsing.spawn(async move {
+                    let _place = PARSERS.acquire().await; // It is never closed.
+                    let parsed = tokio::task::spawn_blocking(move || {
+                        let (id, request) = parse(&line);
+                        (id.map(Cow::into_owned), request)
+                    });
+                    (bytes, pause, parsed.await)
                 });
             }
             Line::Whole(line) => {
                 let (id, request) = parse(&line);
-                self.request(id, request);
+                let cost = if matches!(request, Ok(Request::Ping)) { 1 } else { REQUEST };
+                self.request(id.as_deref(), request);
+                return cost;
             }
-            Line::TooLong(length) => {
+            Line::TooLong { length, head } => {
                 let error =
                     Error::new(Code::BodyTooLarge, format!("the line has {length} bytes, and the limit is {}", self.options.max_line));
-                Reply::Error { id: None, error: &error.hint("send less, or raise --max-line").one_line() }.write(&mut self.out);
+                let error = error.hint("send less, or raise --max-line").one_line();
+                Reply::Error { id: head_id(&head).as_deref(), error: &error }.write(&mut self.out);
             }
         }
+        REQUEST
     }
 
-    /// A long line has been parsed; lines that waited for that are next.
-    fn parsed(&mut self, parsed: Result<(OwnedId, Result<Request>), JoinError>) {
-        match parsed {
+    /// A long line has been parsed.
+    fn parsed(&mut self, parsed: Result<Parsed, JoinError>) {
+        let (bytes, _pause, outcome) = match parsed {
+            Ok(parsed) => parsed,
+            Err(error) => return tracing::error!(%error, "a line was lost, by a fault"),
+        };
+        self.long -= bytes;
+        match outcome {
             Ok((id, request)) => self.request(id.as_deref(), request),
             Err(error) => {
                 tracing::error!(%error, "a line could not be parsed, by a fault");
                 Reply::Error { id: None, error: FAULT }.write(&mut self.out);
             }
         }
-        if self.ended { self.finish_lines() } else { self.take_lines() }
+        memory::give_back();
     }
 
     fn request(&mut self, id: Option<&RawValue>, request: Result<Request>) {
@@ -291,7 +326,7 @@ impl Connection {
             model: Arc::clone(&self.model),
             options: Arc::clone(&self.options),
             sender: self.sender.clone(),
-            _busy: self.idle.busy(),
+            busy: self.idle.busy(),
         };
         let handle = self.work.spawn(task.run(chat));
         self.owed.insert(handle.id(), id);

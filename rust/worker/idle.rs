@@ -12,7 +12,15 @@ use tokio::time::{Instant, sleep_until};
 #[derive(Debug, Clone, Copy)]
 struct State {
     in_flight: usize,
+    /// What nobody waits for, and goes on.
+    unasked: usize,
     since: Instant,
+}
+
+impl State {
+    fn of(&mut self, asked: bool) -> &mut usize {
+        if asked { &mut self.in_flight } else { &mut self.unasked }
+    }
 }
 
 /// The idle timer. Cloning gives another handle on the same one.
@@ -22,28 +30,46 @@ pub struct Idle {
     state: Arc<watch::Sender<State>>,
 }
 
+/// Something that may turn out to be work; the timer stands still until it is dropped, and goes on from where it was.
+#[derive(Debug)]
+pub struct Pause(Idle);
+
 /// Work in flight; the timer stands still until it is dropped.
 #[derive(Debug)]
-pub struct Busy(Idle);
+pub struct Busy {
+    idle: Idle,
+    asked: bool,
+}
 
 impl Idle {
     /// A timer whose window starts now.
     #[must_use]
     pub fn new(window: Duration) -> Self {
-        Self { window, state: Arc::new(watch::Sender::new(State { in_flight: 0, since: Instant::now() })) }
+        Self { window, state: Arc::new(watch::Sender::new(State { in_flight: 0, unasked: 0, since: Instant::now() })) }
     }
 
     /// Work has arrived.
     #[must_use]
     pub fn busy(&self) -> Busy {
-        self.state.send_modify(|state| {
-            state.in_flight += 1;
-            state.since = Instant::now();
-        });
-        Busy(self.clone())
+        self.hold(true)
     }
 
-    /// How much work is in flight.
+    /// Something has arrived that may be work.
+    #[must_use]
+    pub fn pause(&self) -> Pause {
+        self.state.send_modify(|state| state.unasked += 1);
+        Pause(self.clone())
+    }
+
+    fn hold(&self, asked: bool) -> Busy {
+        self.state.send_modify(|state| {
+            *state.of(asked) += 1;
+            state.since = Instant::now();
+        });
+        Busy { idle: self.clone(), asked }
+    }
+
+    /// How many pieces of work somebody waits for.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.state.borrow().in_flight
@@ -53,9 +79,9 @@ impl Idle {
     pub async fn over(&self) {
         let mut changes = self.state.subscribe();
         loop {
-            let State { in_flight, since } = *changes.borrow_and_update();
+            let State { in_flight, unasked, since } = *changes.borrow_and_update();
             let changed = changes.changed();
-            if in_flight > 0 {
+            if in_flight + unasked > 0 {
                 // The sender lives as long as `self`.
                 let _ = changed.await;
                 continue;
@@ -75,10 +101,24 @@ impl Idle {
     }
 }
 
+impl Drop for Pause {
+    fn drop(&mut self) {
+        self.0.state.send_modify(|state| state.unasked -= 1);
+    }
+}
+
+impl Busy {
+    /// Work that this one has started, and that goes on when nobody waits for it any more.
+    #[must_use]
+    pub fn unasked(&self) -> Self {
+        self.idle.hold(false)
+    }
+}
+
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.state.send_modify(|state| {
-            state.in_flight -= 1;
+        self.idle.state.send_modify(|state| {
+            *state.of(self.asked) -= 1;
             state.since = Instant::now();
         });
     }

@@ -11,6 +11,7 @@ mod frame;
 mod idle;
 pub mod launch;
 pub mod message;
+mod request;
 mod task;
 
 use std::sync::Arc;

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 
 use crate::engine::Client;
 use crate::error::{Code, Error, Result};
+use crate::memory;
 use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
 use crate::worker::connection::Options;
 use crate::worker::idle::Busy;
@@ -15,6 +16,10 @@ use crate::worker::message::{Chat, Event, Reply};
 
 /// Where conversations longer than this, in bytes, are tokenised beside the loop that answers pings.
 const LONG_TEXT: usize = 4 * 1024;
+
+/// Conversations that take more than this, in bytes, leave so much free memory behind that it is given back; and what a turn takes besides its text.
+const LARGE: usize = 1024 * 1024;
+const A_TURN: usize = 64;
 
 /// An id that outlives its line.
 pub(super) type OwnedId = Option<Box<RawValue>>;
@@ -45,17 +50,21 @@ pub(super) struct Task {
     pub(super) options: Arc<Options>,
     pub(super) sender: mpsc::Sender<Vec<u8>>,
     /// Holds the idle timer.
-    pub(super) _busy: Busy,
+    pub(super) busy: Busy,
 }
 
 impl Task {
     /// Does it to its end.
     pub(super) async fn run(self, chat: Option<Chat>) -> Answer {
         let asked = chat.is_none();
+        let large = chat.as_ref().is_some_and(|chat| chat.turns.iter().map(|turn| turn.text.len() + A_TURN).sum::<usize>() > LARGE);
         let outcome = match chat {
             None => self.load(true).await.map(|_| None),
             Some(chat) => self.chat(chat).await.map(Some),
         };
+        if large {
+            memory::give_back();
+        }
         let id = self.id.as_deref();
         Answer::Line(match outcome {
             Ok(None) => Reply::Loaded { id }.line(),
@@ -83,6 +92,14 @@ impl Task {
             _ => self.model.load(),
         };
         let started = loading.started;
+        if started {
+            // The load goes on when whoever asked for it leaves, and until then the worker is not idle.
+            let (busy, model) = (self.busy.unasked(), loading.model());
+            tokio::spawn(async move {
+                _ = model.await; // Told to those who ask.
+                drop(busy);
+            });
+        }
         let model = if started { self.watch(loading).await? } else { loading.model().await? };
         if started || asked {
             let event = Event::ready(&self.options.model_key, self.model.id());

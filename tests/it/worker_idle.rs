@@ -73,3 +73,25 @@ async fn the_work_of_a_client_that_has_gone_holds_nothing() {
     drop(client);
     ends_a_window_after(start, Duration::from_secs(2000), &mut worker).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_load_whose_client_has_gone_is_work_until_it_ends() {
+    let (start, mut worker) = (Instant::now(), Worker::absent(crate::worker_support::options()));
+    let (ready, loading) = std::sync::mpsc::channel();
+    worker.engine(move |launch| {
+        loading.recv().unwrap();
+        Mock::default().spawn(launch.port, launch.settings).unwrap();
+    });
+    let mut client = worker.client().await;
+    client.say(r#"{"type":"load","id":"1"}"#).await;
+    client.say(r#"{"type":"ping","id":"2"}"#).await;
+    assert!(client.hear().await.is_some_and(|line| line.contains("pong"))); // The load is under way.
+    drop(client);
+    sleep(Duration::from_secs(5000)).await; // A large model on a slow line.
+    assert!(!worker.task.is_finished());
+    ready.send(()).unwrap();
+    let mut next = worker.client().await;
+    next.say(r#"{"type":"load","id":"2"}"#).await;
+    while next.hear().await.is_some_and(|line| !line.contains("loaded")) {}
+    ends_a_window_after(start, Duration::from_secs(5000), &mut worker).await;
+}

@@ -38,6 +38,25 @@ fn a_ping_that_asks_for_the_status_is_as_good_as_a_status() {
 }
 
 #[test]
+fn of_a_field_that_stands_twice_the_last_one_counts() {
+    let line = r#"{"type":"load","id":1,"type":"chat","messages":5,"id":2,"maxNewTokens":3,"messages":[{"role":"system","role":"user","content":"a","content":"b"}]}"#;
+    let (id, request) = parse(line.as_bytes());
+    let Ok(Request::Chat(chat)) = request else { panic!("{request:?}") };
+    assert_eq!((id.unwrap().get(), chat.max_new_tokens), ("2", 3));
+    assert_eq!(chat.turns, [emberd::prompt::Turn { role: Role::User, text: "b".into() }]);
+}
+
+#[test]
+fn a_line_that_cannot_be_read_to_its_end_has_the_id_that_it_begins_with() {
+    let id = |line: &[u8]| emberd::worker::message::head_id(line).map(|id| id.get().to_owned());
+    assert_eq!(id(br#"{"type":"chat","id":"L","messages":[{"role":"us"#).as_deref(), Some("\"L\""));
+    assert_eq!(id(br#"{"messages":[],"id":{"a":[1]},"#).as_deref(), Some(r#"{"a":[1]}"#));
+    for none in [&br#"{"type":"chat","messages":[{"id":"not this"#[..], br#"{"type":"chat","id":"cut"#, b"nonsense", b""] {
+        assert_eq!(id(none), None);
+    }
+}
+
+#[test]
 fn the_length_of_an_answer_is_a_number_of_any_kind_or_absent() {
     let asked = |value: &str| chat(&with(&format!(r#""maxNewTokens":{value}"#))).max_new_tokens;
     assert_eq!(chat(r#"{"type":"chat","messages":[]}"#).max_new_tokens, 256);

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback that serves one repository the way a test wants: whole, cut, held up, with errors, or silently.
+"""A Hugging Face hub on loopback that serves one repository the way a test wants: whole, cut, slowly, held up, with errors, or silently.
 
 It speaks what `huggingface_hub` asks for: the repository with its files, their sizes and checksums, `HEAD` and `GET` of files with tags and ranges. As
 on the real one, large files are elsewhere: at another name of this machine, which must never see a token.
@@ -12,6 +12,7 @@ import os
 import re
 import select
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import onnx
+from onnx import TensorProto, helper
 
 from support.process import DEADLINE, run
 from support.worker import Worker, worker
@@ -44,12 +46,18 @@ class File:
     """A file that is served."""
 
     content: bytes
+    listed: int | None = None
+    """The size that the list says, where it is not the file's own."""
     sha256: str = field(init=False)
     oid: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.sha256 = hashlib.sha256(self.content).hexdigest()
         self.oid = hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
+
+    @property
+    def size(self) -> int:
+        return len(self.content) if self.listed is None else self.listed
 
     @property
     def large(self) -> bool:
@@ -72,6 +80,8 @@ class Fault:
     """The connection breaks at this byte of the file."""
     hold: int | None = None
     """Nothing follows this byte of the file until `go`; 0 holds the answer's head as well."""
+    pace: float = 0.0
+    """Seconds between two pieces (64 KiB) of the file."""
     content: bytes | None = None
     """Sent in place of what the list promises."""
     no_ranges: bool = False
@@ -93,6 +103,8 @@ class Asked:
     """Whether it was asked for where large files are."""
     sent: int = 0
     """Bytes of the file that were sent."""
+    time: float = field(default_factory=time.monotonic)
+    """When it came."""
 
 
 class Hub:
@@ -210,15 +222,15 @@ class _Handler(BaseHTTPRequestHandler):
         files = self.hub.files.items()
         if tree:
             rows = [
-                {"type": "file", "path": name, "size": len(file.content), "oid": file.oid}
-                | ({"lfs": {"oid": file.sha256, "size": len(file.content), "pointerSize": 134}} if file.large else {})
+                {"type": "file", "path": name, "size": file.size, "oid": file.oid}
+                | ({"lfs": {"oid": file.sha256, "size": file.size, "pointerSize": 134}} if file.large else {})
                 for name, file in files
             ]
             return json.dumps(rows).encode()
         siblings = [
             {"rfilename": name, "blobId": file.oid}
-            | ({"size": len(file.content)} if self.hub.sizes else {})
-            | ({"lfs": {"sha256": file.sha256, "size": len(file.content), "pointerSize": 134}} if file.large else {})
+            | ({"size": file.size} if self.hub.sizes else {})
+            | ({"lfs": {"sha256": file.sha256, "size": file.size, "pointerSize": 134}} if file.large else {})
             for name, file in files
         ]
         return json.dumps({"id": self.hub.repo, "sha": COMMIT, "siblings": siblings}).encode()
@@ -259,6 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self.wfile.write(piece)
                     at += len(piece)
                     asked.sent += len(piece)
+                    self.hub.go.wait(fault.pace)
                 if stop == fault.cut:
                     break
                 if stop == fault.hold and not self._wait():
@@ -339,6 +352,15 @@ def small_model() -> dict[str, bytes]:
         "onnx/model_q4.onnx": b"a graph",
         "onnx/model_q4.onnx_data": os.urandom(3_000_000),
     }
+
+
+def graph(*inputs: str) -> bytes:
+    """A graph with these inputs, which gives its first one back, and no weights."""
+    given = [helper.make_tensor_value_info(name, TensorProto.INT64, [1, "n"]) for name in inputs]
+    out = helper.make_tensor_value_info("logits", TensorProto.INT64, [1, "n"])
+    made = helper.make_graph([helper.make_node("Identity", [inputs[0]], ["logits"])], "main", given, [out])
+    opset = [helper.make_opsetid("", 21)]
+    return bytes(helper.make_model(made, opset_imports=opset, ir_version=10).SerializeToString())
 
 
 NEEDED = {

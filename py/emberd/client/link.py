@@ -35,7 +35,8 @@ class Deadline:
     def within(self, seconds: float) -> Deadline:
         """The earlier one of this and the end of so many seconds from now."""
         left = self.left()
-        return Deadline(seconds if left is None else min(seconds, left))
+        # The caller's own number stays what an error speaks of.
+        return self if left is not None and left <= seconds else Deadline(seconds)
 
     def passed(self, what: str) -> WorkerTimeout:
         """The error that says so: what was not done in time."""

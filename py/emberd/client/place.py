@@ -40,6 +40,8 @@ def runtime_folder() -> Path:
 
 def check(path: Path) -> None:
     """Raises `WorkerError` for a path that no socket address holds."""
+    if "\0" in str(path):
+        raise WorkerError(f"the socket path has a zero byte in it: {str(path)!r}", "give another path as socket=")
     length = len(os.fsencode(path))
     if length > MAX_PATH:
         raise WorkerError(
