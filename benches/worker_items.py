@@ -176,6 +176,8 @@ def titles(tools: Tools, options: Options) -> Iterator[Row]:
         ours, peer = f"{place}/ours", f"{place}/peer"
         command = [*tools.emberd, "worker", "--socket", ours, "--model-key", "bench", "--tag", "bench"]
         command += ["--model", str(folder), "--engine", "onnx", "--threads", threads]
+        # The same three messages come again and again: with what is kept of them, little but their answers would be left.
+        command += ["--cache-bytes", "0"]
         plain = [tools.python, str(ROOT / "benches/peers/plain_worker.py"), "--socket", peer]
         plain += ["--folder", str(folder), "--threads", threads]
         pairs = alternate(options.rounds, partial(from_nothing, command, ours), partial(from_nothing, plain, peer))

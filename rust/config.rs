@@ -181,6 +181,9 @@ pub struct Engine {
     /// Prompt tokens taken between two steps of the answers that run [default: the engine's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub prefill_chunk: Option<u32>,
+    /// Memory for each model to keep prompts and answers in, so that what begins like them is not read again; 0 keeps none [default: an eighth of the free memory, at most 1 GiB]
+    #[arg(long, env = "EMBERD_CACHE_BYTES", value_name = "BYTES", hide_env_values = true)]
+    pub cache_bytes: Option<u64>,
     /// Let compute threads spin while they wait: faster alone, slower beside other work [default: the engine's]
     #[arg(long, value_name = "BOOL")]
     pub spin: Option<bool>,
@@ -198,6 +201,7 @@ impl Engine {
             max_batch: self.max_batch,
             context_length: self.context,
             prefill_chunk: self.prefill_chunk,
+            cache_bytes: self.cache_bytes,
             spin: self.spin,
         }
     }

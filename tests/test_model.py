@@ -62,7 +62,7 @@ def client(one: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def asks(one: Server, text: str = QUESTION, tokens: int = 32, **more: object) -> dict[str, Any]:
+def asks(one: Server, text: str | list[dict[str, str]] = QUESTION, tokens: int = 32, **more: object) -> dict[str, Any]:
     status, response = one.post({"input": text, "max_output_tokens": tokens, **more})
     assert status == 200, response
     assert isinstance(response, dict)
@@ -197,6 +197,32 @@ def test_openai_reads_the_stream_helper_and_the_errors(client: openai.OpenAI) ->
     assert client.responses.create(model=model.id, input=QUESTION).output_text == GOLDEN
 
 
+def test_openai_reads_log_probabilities(client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    whole = client.responses.create(
+        model=model.id, input=QUESTION, top_logprobs=2, include=["message.output_text.logprobs"]
+    )
+    assert whole.output_text == GOLDEN
+    [message] = whole.output
+    assert message.type == "message"
+    [part] = message.content
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    told = part.logprobs
+    assert b"".join(bytes(each.bytes) for each in told).decode() == GOLDEN
+    for each in told:
+        # A greedy token is the likeliest.
+        assert (each.top_logprobs[0].token, each.top_logprobs[0].logprob) == (each.token, each.logprob)
+        assert each.top_logprobs[1].logprob <= each.logprob <= 0
+    with client.responses.create(
+        model=model.id, input=QUESTION, top_logprobs=2, include=["message.output_text.logprobs"], stream=True
+    ) as stream:
+        deltas = [event for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(each.token for event in deltas for each in event.logprobs) == GOLDEN
+    paris = next(each for each in told if each.token == " Paris")
+    assert paris.logprob > -0.5, "the model is sure"
+
+
 # Together.
 
 
@@ -244,6 +270,35 @@ def test_a_prompt_longer_than_the_window_is_refused_and_the_next_request_works(o
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert "8192" in answer["error"]["message"]
     assert text_of(asks(one)) == GOLDEN
+
+
+# Prefix reuse.
+
+
+def test_the_next_turn_of_a_conversation_reads_only_what_is_new(one: Server) -> None:
+    # A text that no other test sends: the first answer must find nothing but the system text.
+    story = " ".join(f"On day {day} the keeper of the lighthouse counted {day * 7 % 31} ships." for day in range(60))
+    turn: list[dict[str, str]] = [{"role": "user", "content": f"{story} {QUESTION}"}]
+    first = asks(one, turn, tokens=16)
+    again = asks(one, turn, tokens=16)
+    assert text_of(again) == text_of(first)
+    details = [each["usage"]["input_tokens_details"] for each in (first, again)]
+    asked = first["usage"]["input_tokens"]
+    assert details[0]["cached_tokens"] < 40
+    assert details[1]["cached_tokens"] == asked - 2
+    turn += [{"role": "assistant", "content": text_of(first)}, {"role": "user", "content": "Thank you. And of Italy?"}]
+    usage = asks(one, turn, tokens=4)["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] >= asked
+    assert usage["prefill_input_tokens"] == usage["input_tokens"] - usage["cached_prefix_tokens"] < 40
+
+
+def test_answers_are_those_of_a_server_that_keeps_nothing(one: Server, model_home: Path, model: str) -> None:
+    with server("--model", model, "--cache-bytes", "0", engine="auto", home=model_home) as cold:
+        for question in (QUESTION, "What is the capital of Italy?"):
+            for _ in range(2):
+                fresh = asks(cold, question)
+                assert fresh["usage"]["input_tokens_details"]["cached_tokens"] == 0
+                assert text_of(fresh) == text_of(asks(one, question))
 
 
 # Controls.

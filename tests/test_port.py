@@ -182,13 +182,50 @@ def test_no_more_than_max_batch_are_in_the_engine(tmp_path: Path, steps: Steps) 
 def test_sampling_arrives_as_it_was_sent() -> None:
     doors, port = _core.port()
     port.ready(_core.Capabilities(100, 1, 100, []))
-    sampling = _core.Sampling(0.5, 0.25, 40, 2**64 - 1)
+    sampling = _core.Sampling(
+        0.5,
+        0.25,
+        40,
+        2**64 - 1,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-1.0,
+        frequency_penalty=0.75,
+        logit_bias={7: -100.0, 3: 0.5},
+        top_logprobs=4,
+    )
     reader = doors.submit([1], 1, sampling)
     [order] = port.wait()
     assert order.sampling == sampling
+    assert (order.sampling.min_p, order.sampling.repetition_penalty) == (0.125, 1.5)
+    assert (order.sampling.presence_penalty, order.sampling.frequency_penalty) == (-1.0, 0.75)
+    assert (order.sampling.logit_bias, order.sampling.top_logprobs) == ({3: 0.5, 7: -100.0}, 4)
     assert (order.sampling.temperature, order.sampling.top_p) == (0.5, 0.25)
     assert (order.sampling.top_k, order.sampling.seed) == (40, 2**64 - 1)
     assert (order.id, order.prompt, order.max_tokens) == (reader.id, [1], 1)
+
+
+def test_a_sampling_is_neutral_where_it_says_nothing() -> None:
+    sampling = _core.Sampling(0.5, 0.25, 40, 1)
+    assert (sampling.min_p, sampling.logit_bias, sampling.top_logprobs) == (0.0, {}, None)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.0, 0.0, 0.0)
+    sampling.logit_bias[1] = 5.0
+    assert sampling.logit_bias == {}
+    assert sampling != _core.Sampling(0.5, 0.25, 40, 1, min_p=0.5)
+    assert sampling == _core.Sampling(0.5, 0.25, 40, 1, logit_bias={})
+
+
+def test_sampling_that_cannot_be_is_refused() -> None:
+    doors, port = _core.port()
+    port.ready(_core.Capabilities(100, 1, 100, []))
+    for sampling, why in (
+        (_core.Sampling(-1.0, 1.0, 0, 0), "`temperature` must be at least 0"),
+        (_core.Sampling(1.0, 1.0, 0, 0, repetition_penalty=0.0), "`repetition_penalty` must be above 0"),
+        (_core.Sampling(0.0, 1.0, 0, 0, logit_bias={100: 1.0}), "token id 100, outside the vocabulary of 100"),
+    ):
+        with pytest.raises(RuntimeError, match=why):
+            doors.submit([1], 1, sampling)
+    assert port.poll() == []
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,39 @@ def test_an_impossible_entry_fails_its_own_request_alone(tokens: Any, finish: An
     assert doors.load() == (0, 0)
 
 
-@pytest.mark.parametrize("entry", [7, (1, [2]), [1, [2], None], (1, [2], None, None), ("x", [1], None)])
+@pytest.mark.parametrize(
+    ("logprobs", "why"),
+    [
+        ([], None),
+        (None, None),
+        ([(-0.5, [(7, -0.5), (8, -1.0)])], None),
+        ([(-0.5, []), (-0.5, [])], "gave log probabilities for 2"),
+        ([-0.5], "no list of log probabilities"),
+        ([(-0.5, [(-1, -0.5)])], "no list of log probabilities"),
+        ("x", "no list of log probabilities"),
+    ],
+)
+def test_log_probabilities_cross_with_their_ids_or_fail_their_request(logprobs: Any, why: str | None) -> None:
+    doors, port = _core.port()
+    port.ready(_core.Capabilities(100, 4, 100, []))
+    asking = _core.Sampling(0.0, 1.0, 0, 0, top_logprobs=2)
+    reader, good = doors.submit([1], 3, asking), doors.submit([2], 3)
+    assert len(port.wait()) == 2
+    gone = port.push([(reader.id, [7], None, logprobs), (good.id, [7], None)])
+    assert good.read() == ([7], None)
+    assert good.logprobs() == []
+    if why is None:
+        assert (gone, reader.read()) == ([], ([7], None))
+        assert (reader.logprobs(), reader.logprobs()) == (logprobs or [], [])
+    else:
+        assert gone == [reader.id]
+        with pytest.raises(RuntimeError, match=why):
+            reader.read()
+
+
+@pytest.mark.parametrize(
+    "entry", [7, (1, [2]), (1, None), (1, "2"), ("x", 2), [1, [2], None], (1, [2], None, None, None), ("x", [1], None)]
+)
 def test_what_is_no_entry_at_all_raises(entry: Any) -> None:
     doors, port = _core.port()
     port.ready(_core.Capabilities(100, 4, 100, []))
@@ -97,6 +129,19 @@ def test_what_is_no_entry_at_all_raises(entry: Any) -> None:
         port.push([entry])
     assert port.push([(reader.id, [5, 5, 5], "length")]) == []
     assert answer(reader) == ([5, 5, 5], "length")
+
+
+@pytest.mark.parametrize("cached", [4, 5, -1, 2**40])
+def test_more_cached_tokens_than_the_prompt_allows_fail_their_request_alone(cached: int) -> None:
+    doors, port = _core.port()
+    port.ready(_core.Capabilities(100, 4, 100, []))
+    bad, good = doors.submit([1, 2, 3, 4], 3), doors.submit([1, 2, 3, 4], 1)
+    port.wait()
+    assert port.push([(bad.id, cached), (bad.id, [7], None), (good.id, 3), (good.id, [7], "length")]) == [bad.id]
+    with pytest.raises(RuntimeError, match=r"of a prompt.* were cached"):
+        bad.read()
+    assert answer(good) == ([7], "length")
+    assert port.push([(good.id, 3)]) == [], "what is told of a request that is over is not heard"
 
 
 def test_a_push_waits_for_no_reader() -> None:

@@ -26,12 +26,25 @@ class PortError(RuntimeError):
 
 @final
 class Sampling:
-    """How one request draws its tokens. Greedy requests have `None` in its place."""
+    """How one request chooses its tokens. Plain greedy requests have `None` in its place."""
 
-    def __new__(cls, temperature: float, top_p: float, top_k: int, seed: int) -> Sampling: ...
+    def __new__(
+        cls,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+        *,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: dict[int, float] | None = None,
+        top_logprobs: int | None = None,
+    ) -> Sampling: ...
     @property
     def temperature(self) -> float:
-        """Above 0."""
+        """At least 0; 0 takes the highest logit."""
     @property
     def top_p(self) -> float:
         """The probability mass of the nucleus, in (0, 1]; 1 keeps everything."""
@@ -41,6 +54,24 @@ class Sampling:
     @property
     def seed(self) -> int:
         """An unsigned 64-bit integer."""
+    @property
+    def min_p(self) -> float:
+        """How likely a candidate must be beside the likeliest, in [0, 1]; 0 keeps all."""
+    @property
+    def repetition_penalty(self) -> float:
+        """Above 0; weakens tokens of the prompt and the answer. 1 changes nothing."""
+    @property
+    def presence_penalty(self) -> float:
+        """Taken once from the logits of tokens of the answer, in [-2, 2]."""
+    @property
+    def frequency_penalty(self) -> float:
+        """Taken from the logits of tokens of the answer as often as they have come, in [-2, 2]."""
+    @property
+    def logit_bias(self) -> dict[int, float]:
+        """What is added to the logits of these tokens, in [-100, 100]; a new dict on every access."""
+    @property
+    def top_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told beside each token's own log probability; `None` asks for neither."""
 
 @final
 class Admit:
@@ -58,7 +89,7 @@ class Admit:
         """At least 1; with the prompt no more than the context length."""
     @property
     def sampling(self) -> Sampling | None:
-        """`None` for greedy decoding."""
+        """`None` for plain greedy decoding."""
 
 @final
 class Cancel:
@@ -98,6 +129,7 @@ class Settings:
         max_batch: int | None = None,
         context_length: int | None = None,
         prefill_chunk: int | None = None,
+        cache_bytes: int | None = None,
         spin: bool | None = None,
     ) -> Settings: ...
     @property
@@ -113,6 +145,9 @@ class Settings:
     def prefill_chunk(self) -> int | None:
         """Prompt tokens taken between two steps of the answers that run."""
     @property
+    def cache_bytes(self) -> int | None:
+        """Bytes for what is kept of prompts and answers for later ones; 0 keeps nothing."""
+    @property
     def spin(self) -> bool | None:
         """Whether idle threads of a pass wait by spinning."""
 
@@ -123,7 +158,14 @@ class Port:
     def ready(self, capabilities: Capabilities) -> None: ...
     def wait(self) -> list[Admit | Cancel] | None: ...
     def poll(self) -> list[Admit | Cancel] | None: ...
-    def push(self, steps: list[tuple[int, list[int], str | None]]) -> list[int]: ...
+    def push(
+        self,
+        steps: list[
+            tuple[int, list[int], str | None]
+            | tuple[int, list[int], str | None, list[tuple[float, list[tuple[int, float]]]] | None]
+            | tuple[int, int]
+        ],
+    ) -> list[int]: ...
     def fail(self, id: int | None, message: str) -> None: ...
     def close(self) -> None:
         """Lets go of the port. Without a `fail` before, and while the other side has it open, this fails the engine."""
@@ -173,6 +215,8 @@ class Reader:
 
         Raises `RuntimeError` with the reason when the request failed.
         """
+    def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]:
+        """The log probabilities of what `read` gave since the last call: one entry for each token, or none at all."""
     def leave(self) -> None:
         """Leaves: the request is cancelled."""
 

@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
     from emberd._core import Admit, Cancel, Capabilities, Sampling, Settings
+    from emberd.sampling import Sampler
 
     Order = Admit | Cancel
     """One thing the other side asks for; an `Admit` has a `prompt`, a `Cancel` has not."""
 
-Step = tuple[int, list[int], str | None]
-"""What one forward pass made for one request: its id, the new token ids in order, and the finish if it ended."""
+Logprob = tuple[float, list[tuple[int, float]]]
+"""The natural logarithm of a token's probability, and the likeliest tokens with theirs."""
+
+Made = tuple[int, list[int], str | None] | tuple[int, list[int], str | None, list[Logprob] | None]
+"""What one forward pass made for one request: its id, the new token ids in order, the finish if it ended, and the log
+probability of each of the ids where they were asked for."""
+
+Cached = tuple[int, int]
+"""Of one request, its id and how many tokens of its prompt were not read because an earlier one had been."""
+
+Step = Made | Cached
+"""One entry of a push."""
 
 Fail = Callable[[int, str], None]
 """Ends one request with an error: the port's `fail`, for faults that an engine can lay to a single sequence."""
@@ -68,17 +79,40 @@ def is_admit(order: Order) -> TypeGuard[Admit]:
 class Request:
     """One request inside an engine: what was asked, and how far its answer has come."""
 
-    __slots__ = ("done", "id", "made", "max_tokens", "prompt", "row", "sampling")
+    __slots__ = (
+        "answer",
+        "cached",
+        "done",
+        "id",
+        "kept",
+        "logprobs",
+        "made",
+        "max_tokens",
+        "prompt",
+        "row",
+        "sampler",
+        "sampling",
+    )
 
     def __init__(self, order: Admit) -> None:
         self.id: int = order.id
         self.prompt: list[int] = order.prompt
         self.max_tokens: int = order.max_tokens
         self.sampling: Sampling | None = order.sampling
+        self.sampler: Sampler | None = None
+        """What chooses its tokens, from the first one on; kept by the engine."""
+        self.logprobs: list[Logprob] = []
+        """Of the tokens that have been chosen and not been handed over yet, where they were asked for."""
         self.done = 0
-        """Prompt tokens that have been through the model."""
+        """Prompt tokens that have been through the model, for this request or, so far as is known, for an earlier one."""
+        self.cached = 0
+        """Of these, those that an earlier request left."""
         self.made = 0
         """Tokens of the answer."""
+        self.answer: list[int] = []
+        """The tokens of the answer, in an engine that needs them again."""
+        self.kept = 0
+        """Tokens of prompt and answer that later requests can start from."""
         self.row: int | None = None
         """Where the engine keeps it while its prompt is read."""
 
@@ -86,6 +120,13 @@ class Request:
     def unread(self) -> int:
         """Prompt tokens that have yet to go through the model."""
         return len(self.prompt) - self.done
+
+    def step(self, tokens: list[int], finish: str | None) -> Made:
+        """Hands over new tokens, with their log probabilities where there are any."""
+        if not self.logprobs:
+            return (self.id, tokens, finish)
+        logprobs, self.logprobs = self.logprobs, []
+        return (self.id, tokens, finish, logprobs)
 
     def finish(self, token: int, eos_ids: frozenset[int]) -> str | None:
         """Counts one new token and says whether the answer ends with it, and how."""

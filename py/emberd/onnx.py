@@ -4,7 +4,7 @@ Decides what each step runs: a chunk of somebody's prompt, or one token for ever
 so that a long prompt holds no answer up for longer than a chunk. Only answers that have all just begun wait for more:
 for short prompts that came with theirs. Of the prompts, the shortest and the oldest take turns, so that long ones hold
 no short one up and are not held up for ever. How a pass is run is in `rows`, what a folder holds in `session`, how a
-token is drawn in `sampling`.
+token is drawn in `sampling`, what is kept of prompts and answers for later ones in `snapshots`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
-from emberd.engine import EngineError, Fail, Request, Step, at_least_one, is_admit
+from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit
+from emberd.kv import BLOCK
 from emberd.rows import Rows
 from emberd.session import Model, give_back
+from emberd.snapshots import Snapshots, default_budget
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -27,6 +29,16 @@ PREFILL_CHUNK = 128
 BURST_CHUNKS = 8
 """Chunks of prompts that are read before answers that have all just begun go on: what came together starts together."""
 
+READ_AGAIN = 2
+"""Tokens at the end of a prompt that are run even where they are kept: the last one for its logits, and one more, since
+for a single token onnxruntime takes other kernels, whose logits differ from those of a whole prompt."""
+
+SAVES = 2
+"""Running answers of which more is kept in one step: a copy of 64 tokens of the default model takes 2 ms."""
+
+SAVED_AT_ONCE = 4
+"""Blocks that are copied for one answer in one step; usually two change."""
+
 
 class OnnxEngine:
     """Prompts are read chunk by chunk, and then their answers decode together.
@@ -35,7 +47,9 @@ class OnnxEngine:
     side. A prompt that is being read sits in some row above them.
     """
 
-    def __init__(self, model: Model, fail: Fail, prefill_chunk: int = PREFILL_CHUNK) -> None:
+    def __init__(
+        self, model: Model, fail: Fail, prefill_chunk: int = PREFILL_CHUNK, cache_bytes: int | None = None
+    ) -> None:
         self.capabilities = Capabilities(
             context_length=model.context_length,
             max_batch=model.max_batch,
@@ -47,6 +61,7 @@ class OnnxEngine:
         self._chunk = min(prefill_chunk, model.context_length)
         self._fail = fail
         self._rows = Rows(model, self._chunk)
+        self._snapshots = _snapshots(model, default_budget() if cache_bytes is None else cache_bytes)
         self._prompts: list[Request] = []
         """In order of arrival; those that are being read have a row."""
         self._shortest_next = False
@@ -64,7 +79,9 @@ class OnnxEngine:
     def take(self, order: Order) -> None:
         """Queues a request, or forgets one."""
         if is_admit(order):
-            self._prompts.append(Request(order))
+            request = Request(order)
+            request.done = self._kept(request)
+            self._prompts.append(request)
         else:
             self.drop((order.id,))
 
@@ -96,11 +113,14 @@ class OnnxEngine:
             return
         for request in [each for each in self._prompts if each.id in ids]:
             self._forget(request)
-        self._leave([row for row, each in enumerate(self._running) if each.id in ids])
+        left = [row for row, each in enumerate(self._running) if each.id in ids]
+        for row in left:  # a stop string ends an answer so, and it may be continued
+            self._save(self._running[row], row)
+        self._leave(left)
 
     def close(self) -> None:
         """Frees the session, the buffers and everything in flight."""
-        del self._rows
+        del self._rows, self._snapshots
         self._prompts.clear()
         self._running.clear()
         give_back()
@@ -124,6 +144,8 @@ class OnnxEngine:
         request: Request | None = first
         self._shortest_next = not self._shortest_next
         while request is not None:
+            if request.row is None:
+                request.done = self._kept(request)  # More than when it came, or less.
             count = min(budget, request.unread)
             budget -= count
             try:
@@ -133,12 +155,14 @@ class OnnxEngine:
                 self._fail(request.id, f"the prompt cannot be read: {fault}")
             else:
                 if step is not None:
+                    if request.cached:
+                        steps.append((request.id, request.cached))
                     steps.append(step)
             # A prompt is not split just to fill a chunk up: two short passes cost more than one.
             request = self._next_prompt(budget) if budget else None
         return steps
 
-    def _read(self, request: Request, count: int) -> Step | None:
+    def _read(self, request: Request, count: int) -> Made | None:
         """Reads the next `count` tokens of a prompt; at its end, its first token."""
         rows, place = self._rows, len(self._running)
         if (row := request.row) is None:
@@ -146,15 +170,21 @@ class OnnxEngine:
             taken = {each.row for each in self._prompts}
             at_once = count == request.unread and place not in taken
             row = request.row = place if at_once else self._free_row()
+            if request.done:
+                request.cached = self._snapshots.restore(request.prompt[: request.done], rows.kv(row))
+                rows.resume(row, request.cached)
         rows.extend(row, request.prompt[request.done : request.done + count])
         request.done += count
         if request.unread:
+            self._save(request, row, count // BLOCK + SAVED_AT_ONCE)
             return None
-        token = rows.draw(row, request.sampling, request.made)
+        token = rows.draw(row, request)
+        self._save(request, row, count // BLOCK + SAVED_AT_ONCE)
+        request.answer.append(token)
         finish = request.finish(token, self._eos)
         if finish is not None:
             self._forget(request)
-            return (request.id, [token], finish)
+            return request.step([token], finish)
         rows.feed(row, token)
         self._prompts.remove(request)
         request.row = None
@@ -165,7 +195,7 @@ class OnnxEngine:
                     rows.move(place, other.row)
             rows.move(row, place)
         self._running.append(request)
-        return (request.id, [token], None)
+        return request.step([token], None)
 
     def _free_row(self, but: int | None = None) -> int:
         """The highest row that nobody has, and that is not `but`; there is one, since `Rows` has one to spare."""
@@ -184,24 +214,40 @@ class OnnxEngine:
         rows.decode(len(running))
         steps: list[Step] = []
         ended: list[int] = []
+        saves = SAVES
         tokens = rows.greedy(len(running))
         rows.feed_greedy(len(running))
         for row, request in enumerate(running):
             token = tokens[row]
             if request.sampling is not None:
                 try:
-                    token = rows.draw(row, request.sampling, request.made)
+                    token = rows.draw(row, request)
                 except ValueError as fault:  # the row's own logits: no fault of the others
                     ended.append(row)
                     self._fail(request.id, f"no token can be drawn: {fault}")
                     continue
                 rows.feed(row, token)
             finish = request.finish(token, eos)
-            steps.append((request.id, [token], finish))
+            request.answer.append(token)
+            steps.append(request.step([token], finish))
             if finish is not None:
                 ended.append(row)
+                self._save(request, row)
+            elif saves and rows.length(row) >= request.kept + BLOCK:
+                saves -= 1
+                self._save(request, row)
         self._leave(ended)
         return steps
+
+    def _kept(self, request: Request) -> int:
+        """How many tokens of a prompt need not be read."""
+        return self._snapshots.find(request.prompt[:-READ_AGAIN])
+
+    def _save(self, request: Request, row: int, most: int = SAVED_AT_ONCE) -> None:
+        """Keeps what a row holds, but for what would take more than `most` blocks to copy."""
+        request.kept = self._rows.length(row)
+        tokens = (request.prompt + request.answer)[: request.kept]
+        self._snapshots.save(tokens, self._rows.kv(row), most)
 
     def _leave(self, ended: list[int]) -> None:
         """Empties rows (ascending) and closes the gaps with the highest ones."""
@@ -227,8 +273,16 @@ class OnnxEngine:
         self._rows.release(0)
 
 
+def _snapshots(model: Model, budget: int) -> Snapshots:
+    try:
+        return Snapshots(model.layers, budget)
+    except (OSError, OverflowError, ValueError, MemoryError) as error:  # each platform refuses in its own way
+        raise EngineError(
+            f"cache_bytes is {budget}, which cannot be reserved: {error}", "give it a smaller value, or 0"
+        ) from error
+
+
 def load(folder: str, settings: Settings, fail: Fail) -> OnnxEngine:
     """Opens the model in `folder`. Raises `EngineError` when it is not a folder this engine can run."""
-    return OnnxEngine(
-        Model(folder, settings), fail, at_least_one("prefill_chunk", settings.prefill_chunk, PREFILL_CHUNK)
-    )
+    chunk = at_least_one("prefill_chunk", settings.prefill_chunk, PREFILL_CHUNK)
+    return OnnxEngine(Model(folder, settings), fail, chunk, settings.cache_bytes)

@@ -16,14 +16,11 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from emberd.kv import KvCache
-from emberd.sampling import draw, uniform
+from emberd.sampling import Room, Sampler, highest
 
 if TYPE_CHECKING:
-    from emberd._core import Sampling
+    from emberd.engine import Request
     from emberd.session import Model
-
-_CANDIDATES = 256
-"""How many of the highest logits are sorted here for a graph that does not sort them itself."""
 
 
 class _Binding:
@@ -65,7 +62,7 @@ class Rows:
         self._indices = np.zeros((rows, model.candidates), np.int64)
         self._logits = np.zeros((rows, 1, model.vocab_size), model.logits_type)
         self._numbers = np.arange(rows)
-        self._scratch = np.zeros(model.vocab_size, np.float32)
+        self._room = Room(model.vocab_size)
         self._extends: list[_Binding | None] = [None] * rows
         self._decodes: list[_Binding | None] = [None] * (rows + 1)
 
@@ -99,16 +96,22 @@ class Rows:
         tokens: list[int] = self._argmax[:count].tolist()
         return tokens
 
-    def draw(self, row: int, sampling: Sampling | None, n: int) -> int:
-        """The `n`-th token of an answer, from the row's logits after a pass. Raises `ValueError` when they are NaN."""
-        if sampling is None:
+    def draw(self, row: int, request: Request) -> int:
+        """The next token of a request's answer, from the row's logits after a pass. Raises `ValueError` when they are NaN."""
+        if request.sampling is None:
             return int(self._argmax[row])
+        sampler = request.sampler
+        if sampler is None:
+            sampler = request.sampler = Sampler(request.sampling, request.prompt)
         logits = self._logits[row, 0]
         if self._model.candidates:
             values, indices = self._values[row], self._indices[row]
         else:
-            values, indices = _highest(logits)
-        return draw(values, indices, logits, sampling, uniform(sampling.seed, n), self._scratch)
+            values, indices = highest(logits)
+        token, logprob = sampler.choose(values, indices, logits, request.made, self._room)
+        if logprob is not None:
+            request.logprobs.append(logprob)
+        return token
 
     def feed(self, row: int, token: int) -> None:
         """Sets the token that the row reads in the next `decode`."""
@@ -117,6 +120,19 @@ class Rows:
     def feed_greedy(self, count: int) -> None:
         """Lets each of the rows `0..count` read its likeliest token in the next `decode`."""
         self._next[:count, 0] = self._argmax[:count]
+
+    def length(self, row: int) -> int:
+        """Tokens in the row."""
+        return int(self._lengths[row])
+
+    def kv(self, row: int) -> list[NDArray[np.floating]]:
+        """The keys and values of a row, `[heads, capacity, width]` for each layer, to read and, while it is empty, to write."""
+        return self._kv.row(row)
+
+    def resume(self, row: int, length: int) -> None:
+        """Takes the first `length` tokens, whose keys and values were written into an empty row, as run."""
+        self._mask[row, :length] = 1
+        self._lengths[row] = length
 
     def move(self, source: int, target: int) -> None:
         """Moves a sequence into another row, which must be empty, and empties its own."""
@@ -154,11 +170,3 @@ class Rows:
         """Makes the argmax that the graph does not make."""
         if not self._model.has_argmax:
             self._argmax[first:end] = self._logits[first:end, 0].argmax(axis=-1)
-
-
-def _highest(logits: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
-    """The highest logits in descending order and their token ids."""
-    count = min(_CANDIDATES, len(logits))
-    found = np.argpartition(-logits, count - 1)[:count]
-    found = found[np.lexsort((found, -logits[found]))]
-    return logits[found], found

@@ -9,7 +9,7 @@ use std::thread::{self, Thread};
 use std::time::Instant;
 
 use crate::engine::port::Shared;
-use crate::engine::{Finish, Id};
+use crate::engine::{Finish, Id, Logprob};
 use crate::error::Result;
 
 /// When the stages of a request were reached.
@@ -25,10 +25,13 @@ pub struct Timing {
     pub last: Option<Instant>,
     /// How many ids have come.
     pub tokens: u32,
+    /// Ids of the prompt that the engine did not read, because an earlier request had left what they come to.
+    pub cached: u32,
 }
 
 struct Held {
     tokens: Vec<u32>,
+    logprobs: Vec<Logprob>,
     end: Option<Result<Finish>>,
     waker: Option<Waker>,
     timing: Timing,
@@ -41,8 +44,8 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        let timing = Timing { submitted: Instant::now(), taken: None, first: None, last: None, tokens: 0 };
-        Self { held: Mutex::new(Held { tokens: Vec::new(), end: None, waker: None, timing }) }
+        let timing = Timing { submitted: Instant::now(), taken: None, first: None, last: None, tokens: 0, cached: 0 };
+        Self { held: Mutex::new(Held { tokens: Vec::new(), logprobs: Vec::new(), end: None, waker: None, timing }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -53,9 +56,14 @@ impl Inbox {
         self.lock().timing.taken = Some(Instant::now());
     }
 
+    pub(crate) fn cached(&self, tokens: u32) {
+        self.lock().timing.cached = tokens;
+    }
+
     /// Adds ids; gives the reader's waker, to be woken outside the port's lock.
-    pub(crate) fn deliver(&self, tokens: &[u32], finish: Option<Finish>, now: Instant) -> Option<Waker> {
+    pub(crate) fn deliver(&self, tokens: &[u32], logprobs: Vec<Logprob>, finish: Option<Finish>, now: Instant) -> Option<Waker> {
         let mut held = self.lock();
+        held.logprobs.extend(logprobs);
         if !tokens.is_empty() {
             held.tokens.extend_from_slice(tokens);
             held.timing.first.get_or_insert(now);
@@ -100,12 +108,14 @@ pub struct Generation {
     prompt_tokens: usize,
     inbox: Arc<Inbox>,
     shared: Arc<Shared>,
+    /// Those of the ids that have been read, and that nobody has asked for yet.
+    logprobs: Vec<Logprob>,
     over: bool,
 }
 
 impl Generation {
     pub(crate) fn new(id: Id, prompt_tokens: usize, inbox: Arc<Inbox>, shared: Arc<Shared>) -> Self {
-        Self { id, prompt_tokens, inbox, shared, over: false }
+        Self { id, prompt_tokens, inbox, shared, logprobs: Vec::new(), over: false }
     }
 
     /// The request's number.
@@ -141,9 +151,16 @@ impl Generation {
             return Poll::Pending;
         }
         into.append(&mut held.tokens);
+        self.logprobs.append(&mut held.logprobs);
         let end = held.end.take();
         self.over = end.is_some();
         Poll::Ready(end)
+    }
+
+    /// The log probabilities of the ids that have been read since the last call, in order: one for each, or none at all where the request did
+    /// not ask for them or the engine knows none.
+    pub fn take_logprobs(&mut self) -> Vec<Logprob> {
+        std::mem::take(&mut self.logprobs)
     }
 
     /// The next chunk; `None` after the end.

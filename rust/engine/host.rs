@@ -26,6 +26,8 @@ pub struct Settings {
     pub context_length: Option<u32>,
     /// Ids of a prompt that are taken between two steps of the answers that run.
     pub prefill_chunk: Option<u32>,
+    /// Bytes of memory for what is kept of prompts and answers, so that later prompts start where they agree; 0 keeps nothing.
+    pub cache_bytes: Option<u64>,
     /// Whether compute threads spin while they wait.
     pub spin: Option<bool>,
 }

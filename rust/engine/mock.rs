@@ -175,7 +175,7 @@ impl Mock {
         sequence.prefill_left = 0;
         if self.fault == Fault::Overrun {
             let many = sequence.limit as usize + 1;
-            return Some(Step { id: sequence.id, tokens: vec![vocabulary::FIRST_WORD; many], finish: None });
+            return Some(Step { id: sequence.id, tokens: vec![vocabulary::FIRST_WORD; many], finish: None, logprobs: Vec::new() });
         }
         let next = match self.answer.get(sequence.made as usize % self.answer.len().max(1)) {
             Some(id) if sequence.made < self.stop_after => *id,
@@ -192,6 +192,6 @@ impl Mock {
         if finish.is_some() {
             sequence.made = sequence.limit;
         }
-        Some(Step { id: sequence.id, tokens: vec![next], finish })
+        Some(Step { id: sequence.id, tokens: vec![next], finish, logprobs: Vec::new() })
     }
 }

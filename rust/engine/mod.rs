@@ -14,7 +14,7 @@ pub use generation::{Chunk, Generation, Timing};
 pub use host::{Launch, Launcher, Launches, Settings};
 pub use order::{Admit, Order, Sampling};
 pub use port::{Capabilities, Client, Engine, Place, Port, PortError, Request};
-pub use step::{Finish, Step};
+pub use step::{Finish, Logprob, Step};
 
 /// A request's number: never used twice in the life of its port.
 pub type Id = u64;

@@ -78,8 +78,12 @@ struct Waiting {
 struct Running {
     client: Client,
     inbox: Arc<Inbox>,
+    /// How many ids its prompt has.
+    prompt: usize,
     /// How many ids it may still make.
     left: u32,
+    /// Whether the reader asked for log probabilities.
+    logprobs: bool,
 }
 
 struct State {
@@ -228,8 +232,8 @@ impl Port {
 
     /// Hands over what one step made; returns the ids whose reader has left. Never blocks on a reader.
     ///
-    /// A step with more ids than the request may still make, with the last of them but no finish, or with one outside the vocabulary, fails that
-    /// request alone.
+    /// A step with more ids than the request may still make, with the last of them but no finish, with one outside the vocabulary, or with log
+    /// probabilities for another number of ids, fails that request alone.
     ///
     /// # Errors
     /// A call before `ready` or after a failure, or an id that was never admitted.
@@ -251,7 +255,7 @@ impl Port {
             state.running.remove(id);
         }
         let mut wakers = Vec::with_capacity(steps.len());
-        for step in steps {
+        for mut step in steps {
             let Some(running) = state.running.get_mut(&step.id) else {
                 // Over already, or told as gone before: saying so again costs nothing and frees a confused engine.
                 if !gone.contains(&step.id) {
@@ -264,6 +268,8 @@ impl Port {
                 Some(format!("the engine made token {token}, outside its vocabulary of {vocab_size}"))
             } else if made > running.left {
                 Some("the engine made more tokens than were asked for".to_owned())
+            } else if !step.logprobs.is_empty() && step.logprobs.len() != step.tokens.len() {
+                Some(format!("the engine made {made} tokens and gave log probabilities for {}", step.logprobs.len()))
             } else if made == running.left && step.finish.is_none() {
                 Some("the engine made the last token that was asked for, and did not end the request".to_owned())
             } else {
@@ -279,7 +285,10 @@ impl Port {
                 continue;
             }
             running.left -= made;
-            wakers.push(running.inbox.deliver(&step.tokens, step.finish, now));
+            if !running.logprobs {
+                step.logprobs.clear();
+            }
+            wakers.push(running.inbox.deliver(&step.tokens, step.logprobs, step.finish, now));
             if step.finish.is_some() {
                 state.running.remove(&step.id);
             }
@@ -288,6 +297,32 @@ impl Port {
         drop(state);
         wakers.into_iter().flatten().for_each(std::task::Waker::wake);
         Ok(gone)
+    }
+
+    /// Says how many ids of a prompt were not read because an earlier request had left what they come to. An id that is already over is left alone;
+    /// a count that is not below the length of the prompt fails the request.
+    ///
+    /// # Errors
+    /// A call before `ready` or after a failure, or an id that was never admitted.
+    pub fn cached(&self, id: Id, tokens: u32) -> Result<(), PortError> {
+        let state = self.shared.lock();
+        match &state.phase {
+            Phase::Ready(_) => {}
+            Phase::Closed => return Ok(()),
+            Phase::Loading => return Err(PortError::NotReady("push")),
+            Phase::Failed(_) => return Err(PortError::AfterFailure("push")),
+        }
+        if id == 0 || id >= state.next_id {
+            return Err(PortError::UnknownId(id));
+        }
+        let Some(running) = state.running.get(&id) else { return Ok(()) };
+        let prompt = running.prompt;
+        if (tokens as usize) < prompt {
+            running.inbox.cached(tokens);
+            return Ok(());
+        }
+        drop(state);
+        self.fail_request(id, &format!("the engine says that {tokens} tokens of a prompt of {prompt} were cached"))
     }
 
     /// Ends one request with an error. An id that is already over is left alone.
@@ -372,7 +407,9 @@ fn take(state: &mut State, call: &'static str) -> Result<Option<Vec<Order>>, Por
     }
     for Waiting { client, admit, inbox } in turns::next(state, capabilities.max_batch as usize) {
         inbox.taken();
-        state.running.insert(admit.id, Running { client, inbox, left: admit.max_tokens });
+        let logprobs = admit.sampling.as_ref().is_some_and(|sampling| sampling.top_logprobs.is_some());
+        let running = Running { client, inbox, prompt: admit.prompt.len(), left: admit.max_tokens, logprobs };
+        state.running.insert(admit.id, running);
         orders.push(Order::Admit(admit));
     }
     Ok(Some(orders))

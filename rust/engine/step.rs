@@ -32,8 +32,17 @@ impl Finish {
     }
 }
 
+/// How likely the model held one id, and which it held the most likely in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logprob {
+    /// The natural logarithm of the id's probability, at most 0.
+    pub logprob: f32,
+    /// The most likely ids in that place, each with its own logarithm; the likeliest first.
+    pub top: Vec<(u32, f32)>,
+}
+
 /// What one step made for one sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     /// The sequence.
     pub id: Id,
@@ -41,4 +50,6 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// Set on the last step of a sequence.
     pub finish: Option<Finish>,
+    /// One for each of the new ids, or none: the request did not ask, or the engine knows none.
+    pub logprobs: Vec<Logprob>,
 }

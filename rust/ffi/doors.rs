@@ -6,7 +6,8 @@ use emberd::engine::{self, Id};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::port::{Port, Sampling};
+use crate::port::Port;
+use crate::sampling::Sampling;
 
 /// A port with both its sides, for tests of engines and loops without a door: `(doors, port)`.
 #[pyfunction]
@@ -73,6 +74,13 @@ impl Reader {
             Some(engine::Chunk { tokens, end: Some(Ok(finish)) }) => Ok(Some((tokens, Some(finish.name())))),
             Some(engine::Chunk { end: Some(Err(error)), .. }) => Err(PyRuntimeError::new_err(error.to_string())),
         }
+    }
+
+    /// The log probabilities of the ids that `read` has given since the last call: one `(logprob, [(id, logprob), ...])` for each, or none at all.
+    fn logprobs(&self) -> Vec<(f32, Vec<(u32, f32)>)> {
+        let mut held = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = held.as_mut().map(engine::Generation::take_logprobs).unwrap_or_default();
+        taken.into_iter().map(|each| (each.logprob, each.top)).collect()
     }
 
     /// Leaves: the request is cancelled.

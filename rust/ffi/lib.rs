@@ -1,10 +1,11 @@
 //! The extension module `emberd._core`: everything that Python sees of the core stands in this list.
 //!
-//! [`port`] is the crossing; [`app`] starts the process and hands out engines to load. Nothing here knows doors, text or models.
+//! [`port`] is the crossing, with [`sampling`]; [`app`] starts the process and hands out engines to load. Nothing here knows doors, text or models.
 
 mod app;
 mod doors;
 mod port;
+mod sampling;
 
 /// What Python sees.
 #[pyo3::pymodule(gil_used = false)]
@@ -14,5 +15,7 @@ mod _core {
     #[pymodule_export]
     use crate::doors::{Doors, Reader, port};
     #[pymodule_export]
-    use crate::port::{Admit, Cancel, Capabilities, Launch, Port, PortError, Sampling, Settings};
+    use crate::port::{Admit, Cancel, Capabilities, Launch, Port, PortError, Settings};
+    #[pymodule_export]
+    use crate::sampling::Sampling;
 }

@@ -4,49 +4,19 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use emberd::engine::{self, Finish, Id, Order, Step};
+use emberd::engine::{self, Finish, Id, Logprob, Order, Step};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyInt, PyList, PyTuple};
+
+use crate::sampling::Sampling;
 
 create_exception!(emberd._core, PortError, PyRuntimeError, "A call on the port that the contract does not allow.");
 
 #[allow(clippy::needless_pass_by_value)] // The shape that map_err asks for.
 fn refused(error: engine::PortError) -> PyErr {
     PortError::new_err(error.to_string())
-}
-
-/// How a request draws its ids; `None` in its place is greedy.
-#[pyclass(frozen, eq, module = "emberd._core")]
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) struct Sampling {
-    #[pyo3(get)]
-    temperature: f32,
-    #[pyo3(get)]
-    top_p: f32,
-    #[pyo3(get)]
-    top_k: u32,
-    #[pyo3(get)]
-    seed: u64,
-}
-
-impl From<&Sampling> for engine::Sampling {
-    fn from(it: &Sampling) -> Self {
-        Self { temperature: it.temperature, top_p: it.top_p, top_k: it.top_k, seed: it.seed }
-    }
-}
-
-#[pymethods]
-impl Sampling {
-    #[new]
-    fn new(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Self {
-        Self { temperature, top_p, top_k, seed }
-    }
-
-    fn __repr__(&self) -> String {
-        format!("Sampling(temperature={}, top_p={}, top_k={}, seed={})", self.temperature, self.top_p, self.top_k, self.seed)
-    }
 }
 
 /// A new request.
@@ -65,7 +35,7 @@ impl Admit {
     #[new]
     #[pyo3(signature = (id, prompt, max_tokens, sampling=None))]
     fn new(id: Id, prompt: Vec<u32>, max_tokens: u32, sampling: Option<&Bound<'_, Sampling>>) -> Self {
-        Self { id, prompt, max_tokens, sampling: sampling.map(|sampling| *sampling.get()) }
+        Self { id, prompt, max_tokens, sampling: sampling.map(|sampling| sampling.get().clone()) }
     }
 
     /// A new list at every access.
@@ -76,7 +46,7 @@ impl Admit {
 
     #[getter]
     fn sampling(&self) -> Option<Sampling> {
-        self.sampling
+        self.sampling.clone()
     }
 
     fn __repr__(&self) -> String {
@@ -155,15 +125,16 @@ pub(crate) struct Settings {
 #[pymethods]
 impl Settings {
     #[new]
-    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, spin=None))]
+    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, spin=None))]
     fn new(
         threads: Option<u32>,
         max_batch: Option<u32>,
         context_length: Option<u32>,
         prefill_chunk: Option<u32>,
+        cache_bytes: Option<u64>,
         spin: Option<bool>,
     ) -> Self {
-        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, spin } }
+        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, cache_bytes, spin } }
     }
 
     #[getter]
@@ -184,6 +155,11 @@ impl Settings {
     #[getter]
     fn prefill_chunk(&self) -> Option<u32> {
         self.settings.prefill_chunk
+    }
+
+    #[getter]
+    fn cache_bytes(&self) -> Option<u64> {
+        self.settings.cache_bytes
     }
 
     #[getter]
@@ -270,17 +246,30 @@ impl Port {
         orders.map(|orders| list(py, orders)).transpose()
     }
 
-    /// Hands over what one step made, a list of `(id, token_ids, finish)`; returns the ids whose reader has left.
+    /// Hands over what one step made, a list of `(id, token_ids, finish)` and `(id, cached)`; returns the ids whose reader has left.
     fn push(&self, steps: &Bound<'_, PyList>) -> PyResult<Vec<Id>> {
         let mut good = Vec::with_capacity(steps.len());
         let mut bad = Vec::new();
+        let mut cached: Vec<(Id, u32)> = Vec::new();
         for entry in steps.iter() {
+            if let Ok(entry) = entry.cast::<PyTuple>()
+                && entry.len() == 2
+            {
+                match told(entry)? {
+                    Ok(told) => cached.push(told),
+                    Err(refusal) => bad.push(refusal),
+                }
+                continue;
+            }
             match step(&entry)? {
                 Ok(step) => good.push(step),
                 Err(refusal) => bad.push(refusal),
             }
         }
         self.call(|port| {
+            for (id, tokens) in cached {
+                port.cached(id, tokens)?;
+            }
             let mut gone = port.push(good)?;
             for (id, why) in bad {
                 port.fail_request(id, &why)?;
@@ -313,8 +302,7 @@ fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
     for order in orders {
         match order {
             Order::Admit(admit) => {
-                let sampling =
-                    admit.sampling.map(|it| Sampling { temperature: it.temperature, top_p: it.top_p, top_k: it.top_k, seed: it.seed });
+                let sampling = admit.sampling.map(Sampling::from);
                 list.append(Bound::new(py, Admit { id: admit.id, prompt: admit.prompt, max_tokens: admit.max_tokens, sampling })?)?;
             }
             Order::Cancel(id) => list.append(Bound::new(py, Cancel { id })?)?,
@@ -323,11 +311,24 @@ fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
     Ok(list)
 }
 
+/// An entry `(id, cached)`. A second item that is no integer raises; an impossible one fails its own request.
+fn told(entry: &Bound<'_, PyTuple>) -> PyResult<Result<(Id, u32), (Id, String)>> {
+    let id: Id = entry.get_borrowed_item(0)?.extract()?;
+    let cached = entry.get_borrowed_item(1)?;
+    let cached = cached.cast::<PyInt>().map_err(|_| PyValueError::new_err("a step of two items is (id, cached)"))?;
+    let impossible = |_| (id, format!("the engine says that {} tokens of a prompt were cached", cached.as_any()));
+    Ok(cached.extract().map(|cached| (id, cached)).map_err(impossible))
+}
+
+/// A log probability as Python writes it: the id's own, and the likeliest ids with theirs.
+type LogprobEntry = (f32, Vec<(u32, f32)>);
+
 /// One entry of a push. What is not an entry at all raises; an entry with impossible content fails its own request.
 fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
-    let entry = entry.cast::<PyTuple>().map_err(|_| PyValueError::new_err("a step is a tuple (id, token_ids, finish)"))?;
-    if entry.len() != 3 {
-        return Err(PyValueError::new_err(format!("a step is a tuple (id, token_ids, finish), not one of {} items", entry.len())));
+    const FORM: &str = "a step is a tuple (id, token_ids, finish) or (id, token_ids, finish, logprobs)";
+    let entry = entry.cast::<PyTuple>().map_err(|_| PyValueError::new_err(FORM))?;
+    if !matches!(entry.len(), 3 | 4) {
+        return Err(PyValueError::new_err(format!("{FORM}, not one of {} items", entry.len())));
     }
     let id: Id = entry.get_borrowed_item(0)?.extract()?;
     let tokens: Vec<u32> = match entry.get_borrowed_item(1)?.extract() {
@@ -335,12 +336,16 @@ fn step(entry: &Bound<'_, PyAny>) -> PyResult<Result<Step, (Id, String)>> {
         Err(error) => return Ok(Err((id, format!("the engine made something that is no list of token ids: {error}")))),
     };
     let finish = entry.get_borrowed_item(2)?;
-    if finish.is_none() {
-        return Ok(Ok(Step { id, tokens, finish: None }));
-    }
-    let named: Option<Finish> = finish.extract::<&str>().ok().and_then(Finish::named);
-    Ok(match named {
-        Some(finish) => Ok(Step { id, tokens, finish: Some(finish) }),
-        None => Err((id, format!("the engine ended a request with {}, which is no finish", finish.to_owned()))),
-    })
+    let finish = match finish.extract::<&str>().ok().and_then(Finish::named) {
+        None if !finish.is_none() => {
+            return Ok(Err((id, format!("the engine ended a request with {}, which is no finish", finish.to_owned()))));
+        }
+        named => named,
+    };
+    let logprobs: Option<Vec<LogprobEntry>> = match entry.get_item(3).ok().map(|given| given.extract()).transpose() {
+        Ok(given) => given.flatten(),
+        Err(error) => return Ok(Err((id, format!("the engine gave something that is no list of log probabilities: {error}")))),
+    };
+    let logprobs = logprobs.unwrap_or_default().into_iter().map(|(logprob, top)| Logprob { logprob, top }).collect();
+    Ok(Ok(Step { id, tokens, finish, logprobs }))
 }

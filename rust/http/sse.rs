@@ -180,7 +180,7 @@ mod tests {
         }
 
         fn push(&self, tokens: Vec<u32>, finish: Option<Finish>) {
-            let gone = self.port.push(vec![Step { id: self.id, tokens, finish }]).unwrap();
+            let gone = self.port.push(vec![Step { id: self.id, tokens, finish, logprobs: vec![] }]).unwrap();
             assert!(gone.is_empty());
         }
 

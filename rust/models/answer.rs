@@ -2,12 +2,14 @@
 //!
 //! Dropping an [`Answer`] cancels the request.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::engine::{Finish, Generation, Timing};
 use crate::error::Result;
+use crate::models::logprobs::{Held, TokenLogprob};
 use crate::prompt::Tokenizer;
-use crate::text::{DecodeStream, StopMatcher};
+use crate::text::{DecodeStream, Detokeniser, StopMatcher};
 
 /// How an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +26,9 @@ pub enum Ending {
 #[derive(Debug, Default)]
 pub struct Pieces {
     text: String,
-    ends: Vec<usize>,
+    logprobs: Vec<TokenLogprob>,
+    /// Where each piece ends, in the text and in the log probabilities.
+    ends: Vec<(usize, usize)>,
 }
 
 impl Pieces {
@@ -48,19 +52,34 @@ impl Pieces {
 
     /// The pieces, in order; none is empty.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).filter_map(|(start, end)| self.text.get(start..*end))
+        self.told().map(|(text, _)| text)
+    }
+
+    /// The pieces, in order, each with its tokens, where log probabilities were asked for and given.
+    pub fn told(&self) -> impl Iterator<Item = (&str, &[TokenLogprob])> {
+        let starts = std::iter::once((0, 0)).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).filter_map(|(start, end)| Some((self.text.get(start.0..end.0)?, self.logprobs.get(start.1..end.1)?)))
+    }
+
+    /// The tokens of all pieces.
+    #[must_use]
+    pub fn logprobs(&self) -> &[TokenLogprob] {
+        &self.logprobs
     }
 
     /// Forgets the text, keeps the room.
     pub fn clear(&mut self) {
         self.text.clear();
+        self.logprobs.clear();
         self.ends.clear();
     }
 
-    fn close(&mut self) {
-        if self.text.len() > self.ends.last().copied().unwrap_or(0) {
-            self.ends.push(self.text.len());
+    /// Ends a piece, if there is text for one; the tokens of that text go along.
+    fn close(&mut self, held: &mut Held) {
+        let start = self.ends.last().map_or(0, |(text, _)| *text);
+        if self.text.len() > start {
+            held.release(self.text.len() - start, &mut self.logprobs);
+            self.ends.push((self.text.len(), self.logprobs.len()));
         }
     }
 }
@@ -71,6 +90,8 @@ pub struct Answer {
     prompt_tokens: usize,
     timing: Timing,
     decoder: DecodeStream,
+    detokeniser: Arc<Detokeniser>,
+    held: Held,
     stop: StopMatcher,
     ids: Vec<u32>,
     decoded: String,
@@ -87,6 +108,8 @@ impl Answer {
             timing: generation.timing(),
             generation: Some(generation),
             decoder: tokenizer.detokeniser().stream(),
+            detokeniser: Arc::clone(tokenizer.detokeniser()),
+            held: Held::default(),
             stop: StopMatcher::new(stop).keep_stop(include_stop),
             ids: Vec::new(),
             decoded: String::new(),
@@ -120,18 +143,23 @@ impl Answer {
             self.ids.clear();
             let Poll::Ready(end) = generation.poll_chunk(cx, &mut self.ids) else { return Poll::Pending };
             self.timing = generation.timing();
+            let mut logprobs = generation.take_logprobs().into_iter();
             let before = into.len();
             for at in 0..self.ids.len() {
                 let Some(id) = self.ids.get(at).copied() else { break };
                 self.tokens += 1;
+                if let Some(logprob) = logprobs.next() {
+                    self.held.push(id, logprob, &self.detokeniser);
+                }
                 self.decoded.clear();
                 self.decoder.push(id, &mut self.decoded);
+                self.held.decoded(self.decoded.len());
                 if !self.decoded.is_empty() && self.stop.push(&self.decoded, &mut into.text).is_some() {
-                    into.close();
+                    into.close(&mut self.held);
                     self.generation = None;
                     return Poll::Ready(Some(Ok(Ending::StopString)));
                 }
-                into.close();
+                into.close(&mut self.held);
             }
             if let Some(end) = end {
                 self.generation = None;
@@ -148,11 +176,12 @@ impl Answer {
     fn finish(&mut self, finish: Finish, into: &mut Pieces) -> Ending {
         self.decoded.clear();
         self.decoder.finish(&mut self.decoded);
+        self.held.decoded(self.decoded.len());
         let stopped = self.stop.push(&self.decoded, &mut into.text).is_some();
         if !stopped {
             self.stop.finish(&mut into.text);
         }
-        into.close();
+        into.close(&mut self.held);
         match finish {
             _ if stopped => Ending::StopString,
             Finish::Stop => Ending::Stop,

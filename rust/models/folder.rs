@@ -10,7 +10,6 @@ use std::path::Path;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::engine::Sampling;
 use crate::error::{Code, Error, Result};
 use crate::models::import::MANIFEST;
 use crate::models::output::{FileEntry, hex};
@@ -20,50 +19,6 @@ use crate::models::output::{FileEntry, hex};
 pub struct Files {
     /// Every file but the manifest itself.
     pub files: Vec<FileEntry>,
-}
-
-/// Sampling that the model's makers recommend (`generation_config.json`), as far as it is given.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub struct Defaults {
-    /// Whether to sample at all when a request says nothing.
-    pub do_sample: Option<bool>,
-    /// Temperature.
-    pub temperature: Option<f32>,
-    /// Nucleus.
-    pub top_p: Option<f32>,
-    /// Most likely ids.
-    pub top_k: Option<u32>,
-}
-
-impl Defaults {
-    /// Reads `generation_config.json`; a folder without one has no defaults.
-    ///
-    /// # Errors
-    /// A file that is there and cannot be read.
-    pub fn read(folder: &Path) -> Result<Self> {
-        let path = folder.join("generation_config.json");
-        match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|error| Error::new(Code::ModelLoadFailed, format!("could not read {}: {error}", path.display()))),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(error) => Err(Error::io(Code::ModelLoadFailed, "read", &path, &error)),
-        }
-    }
-
-    /// The sampling for a request that gives these values, or `None` for greedy. A value that is not given is the model's own if it samples by
-    /// default, else greedy (temperature 0).
-    #[must_use]
-    pub fn sampling(&self, temperature: Option<f32>, top_p: Option<f32>, top_k: Option<u32>, seed: u64) -> Option<Sampling> {
-        let own = self.do_sample == Some(true);
-        let temperature = temperature.or(if own { Some(self.temperature.unwrap_or(1.0)) } else { None }).unwrap_or(0.0);
-        if temperature <= 0.0 {
-            return None;
-        }
-        let top_p = top_p.or(if own { self.top_p } else { None }).unwrap_or(1.0);
-        let top_k = top_k.or(if own { self.top_k } else { None }).unwrap_or(0);
-        Some(Sampling { temperature, top_p, top_k, seed })
-    }
 }
 
 /// The checksum of a file, lower-case hexadecimal.
@@ -192,13 +147,5 @@ mod tests {
     fn a_folder_of_ones_own_needs_a_config_and_a_tokenizer() {
         let folder = tempfile::tempdir().unwrap();
         assert!(check(folder.path()).unwrap_err().message.contains("config.json"));
-    }
-
-    #[test]
-    fn greedy_is_the_default_unless_the_model_samples() {
-        assert_eq!(Defaults::default().sampling(None, Some(0.5), None, 1), None);
-        let own = Defaults { do_sample: Some(true), temperature: Some(0.3), top_p: Some(0.9), top_k: None };
-        assert_eq!(own.sampling(None, None, None, 1), Some(Sampling { temperature: 0.3, top_p: 0.9, top_k: 0, seed: 1 }));
-        assert_eq!(own.sampling(Some(0.0), None, None, 1), None);
     }
 }

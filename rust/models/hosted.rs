@@ -18,8 +18,8 @@ use crate::models::answer::Answer;
 use crate::models::builtin;
 use crate::models::catalog::Source;
 use crate::models::fetch::Shelf;
-use crate::models::folder::Defaults;
 use crate::models::progress::Progress;
+use crate::models::sampling::Defaults;
 use crate::prompt::{Prompter, Tokenizer, Turn};
 
 /// News that a slow watcher may fall behind by before it misses some.
@@ -308,7 +308,7 @@ pub struct Model {
 pub struct Ask {
     /// How many tokens may be made, at least one.
     pub max_tokens: u32,
-    /// `None`: greedy.
+    /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
     /// The answer ends at the earliest of these.
     pub stop: Vec<String>,

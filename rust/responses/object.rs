@@ -2,6 +2,7 @@
 //!
 //! When its fields change is decided in `stream`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -10,7 +11,7 @@ use serde_json::{Map, Value};
 use super::item::Item;
 use super::request::{Echo, Reasoning, Truncation};
 use super::told::told;
-use crate::engine::Timing;
+use crate::engine::{Sampling, Timing};
 use crate::error::{Code, Error};
 
 /// How far a response is.
@@ -71,7 +72,7 @@ pub struct TextFormat {
 }
 
 /// How the answer is sampled: what takes effect, wherever it came from.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Effective {
     /// 0 is greedy.
     pub temperature: f32,
@@ -79,8 +80,46 @@ pub struct Effective {
     pub top_p: f32,
     /// 0 is no limit.
     pub top_k: u32,
+    /// In [0, 1].
+    pub min_p: f32,
+    /// 1 is none.
+    pub repetition_penalty: f32,
+    /// In [-2, 2].
+    pub presence_penalty: f32,
+    /// In [-2, 2].
+    pub frequency_penalty: f32,
+    /// What is added to the logits of these ids.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// How many of the most likely tokens are told with each.
+    pub top_logprobs: u32,
     /// `None` where it is greedy.
     pub seed: Option<u64>,
+}
+
+impl Default for Effective {
+    /// Greedy, with every control at the value at which it changes nothing.
+    fn default() -> Self {
+        Self::new(&Sampling::default(), None)
+    }
+}
+
+impl Effective {
+    /// What a response says of its sampling. `top_p`: the one asked for, which may be 0.
+    #[must_use]
+    pub fn new(sampling: &Sampling, top_p: Option<f32>) -> Self {
+        Self {
+            temperature: sampling.temperature,
+            top_p: top_p.unwrap_or(sampling.top_p),
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            logit_bias: sampling.logit_bias.iter().copied().collect(),
+            top_logprobs: sampling.top_logprobs.unwrap_or(0),
+            seed: (sampling.temperature > 0.0).then_some(sampling.seed),
+        }
+    }
 }
 
 /// The response object. Fields of type `()` are null: this server has nothing to put there.
@@ -130,6 +169,9 @@ pub struct Response {
     pub prompt_cache_options: (),
     pub tool_usage: (),
     pub top_k: u32,
+    pub min_p: f32,
+    pub repetition_penalty: f32,
+    pub logit_bias: BTreeMap<u32, f32>,
     pub seed: Option<u64>,
     pub stop: Vec<String>,
 }
@@ -185,14 +227,14 @@ impl From<Begin> for Response {
             text: TextConfig { format: TextFormat { r#type: "text" }, verbosity: echo.verbosity },
             tool_choice: echo.tool_choice,
             tools: echo.tools,
-            top_logprobs: 0,
+            top_logprobs: effective.top_logprobs,
             top_p: effective.top_p,
             truncation,
             usage: None,
             user: echo.user,
             metadata: echo.metadata,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
+            presence_penalty: effective.presence_penalty,
+            frequency_penalty: effective.frequency_penalty,
             access_programs: (),
             conversation: (),
             image: (),
@@ -203,6 +245,9 @@ impl From<Begin> for Response {
             prompt_cache_options: (),
             tool_usage: (),
             top_k: effective.top_k,
+            min_p: effective.min_p,
+            repetition_penalty: effective.repetition_penalty,
+            logit_bias: effective.logit_bias,
             seed: effective.seed,
             stop,
         }
@@ -282,19 +327,20 @@ impl Usage {
     pub fn new(input_tokens: usize, timing: &Timing, arrival: &Arrival) -> Self {
         let between = |from: Option<Instant>, to: Option<Instant>| Some(to?.saturating_duration_since(from?));
         let arrived = Some(arrival.arrived);
+        let cached = (timing.cached as usize).min(input_tokens);
+        let read = input_tokens - cached;
         let to_first = between(timing.taken, timing.first);
         let total_to_first = between(arrived, timing.first).map(milliseconds);
-        let prefill = to_first.and_then(|time| rate(input_tokens, time));
+        let prefill = to_first.and_then(|time| rate(read, time));
         let decode = between(timing.first, timing.last).and_then(|time| rate((timing.tokens as usize).saturating_sub(1), time));
         Self {
             input_tokens,
-            // Nothing is kept between requests.
-            input_tokens_details: InputDetails { cached_tokens: 0, cache_write_tokens: 0 },
+            input_tokens_details: InputDetails { cached_tokens: cached, cache_write_tokens: 0 },
             output_tokens: timing.tokens,
             output_tokens_details: OutputDetails { reasoning_tokens: 0 },
             total_tokens: input_tokens + timing.tokens as usize,
-            prefill_input_tokens: input_tokens,
-            cached_prefix_tokens: 0,
+            prefill_input_tokens: read,
+            cached_prefix_tokens: cached,
             time_to_first_token_ms: total_to_first,
             prefill_tokens_per_second: prefill,
             decode_tokens_per_second: decode,

@@ -5,10 +5,11 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::item;
 use super::validate::At;
+use super::{controls, item};
 use crate::error::{Code, Error, Result};
 use crate::json;
+use crate::models::Controls;
 use crate::prompt::Turn;
 
 /// The most stop strings of one request.
@@ -31,14 +32,8 @@ pub struct Request {
     pub stream: bool,
     /// The longest answer, in tokens.
     pub max_output_tokens: Option<u32>,
-    /// 0 is greedy.
-    pub temperature: Option<f32>,
-    /// In [0, 1].
-    pub top_p: Option<f32>,
-    /// 0 is no limit.
-    pub top_k: Option<u32>,
-    /// The same seed gives the same answer.
-    pub seed: Option<u64>,
+    /// How it is to be sampled.
+    pub controls: Controls,
     /// Texts that end the answer, without being part of it.
     pub stop: Vec<String>,
     /// Whether the oldest turns may be left out when the prompt does not fit.
@@ -115,10 +110,7 @@ impl Request {
             turns,
             stream: flag(root, "stream")?.unwrap_or(false),
             max_output_tokens: whole(root, "max_output_tokens", 1)?,
-            temperature: number(root, "temperature", 2.0)?,
-            top_p: number(root, "top_p", 1.0)?,
-            top_k: whole(root, "top_k", 0)?,
-            seed: seed(root)?,
+            controls: controls::read(root)?,
             stop: stop(root)?,
             truncation: match root.get("truncation") {
                 Some(at) => at.one_of(&[("auto", Truncation::Auto), ("disabled", Truncation::Disabled)])?,
@@ -159,15 +151,10 @@ fn flag(root: &At<'_, '_>, key: &str) -> Result<Option<bool>> {
     root.get(key).map(|at| at.boolean()).transpose()
 }
 
-fn whole(root: &At<'_, '_>, key: &str, least: i64) -> Result<Option<u32>> {
+pub(super) fn whole(root: &At<'_, '_>, key: &str, least: i64) -> Result<Option<u32>> {
     let Some(at) = root.get(key) else { return Ok(None) };
     let number = at.integer(least..=i64::from(i32::MAX))?;
     u32::try_from(number).map(Some).map_err(|_| at.wrong(format_args!("at least {least}")))
-}
-
-#[allow(clippy::cast_possible_truncation)] // Engines sample in f32, and a response repeats what they were given.
-fn number(root: &At<'_, '_>, key: &str, most: f64) -> Result<Option<f32>> {
-    root.get(key).map(|at| at.number(0.0..=most).map(|number| number as f32)).transpose()
 }
 
 /// What is not done here: said before anything else is looked at, and never passed over in silence.
@@ -186,25 +173,6 @@ fn refuse(root: &At<'_, '_>) -> Result<()> {
         && at.boolean()?
     {
         return Err(at.unsupported("is true: this server answers while the client waits").hint("use stream instead"));
-    }
-    for (key, range, neutral) in [
-        ("presence_penalty", -2.0..=2.0, 0.0),
-        ("frequency_penalty", -2.0..=2.0, 0.0),
-        ("repetition_penalty", 0.0..=2.0, 1.0),
-        ("min_p", 0.0..=1.0, 0.0),
-    ] {
-        if let Some(at) = root.get(key)
-            && (at.number(range)? - neutral).abs() > f64::EPSILON
-        {
-            return Err(at
-                .unsupported(format_args!("is {}: the engine has no such control", at.value))
-                .hint(format!("leave it out, or send {neutral}")));
-        }
-    }
-    if let Some(at) = root.get("top_logprobs")
-        && at.integer(0..=20)? > 0
-    {
-        return Err(at.unsupported("is above 0: this server gives no log probabilities").hint("leave it out, or send 0"));
     }
     // These need no more than to be of their type: nothing here depends on them.
     flag(root, "store")?;
@@ -231,11 +199,10 @@ fn include(root: &At<'_, '_>) -> Result<()> {
     let Some(include) = root.get("include") else { return Ok(()) };
     for at in include.each()? {
         match at.string()? {
-            "message.output_text.logprobs" => {
-                return Err(at.unsupported("asks for log probabilities, which this server does not give").hint("leave it out"));
-            }
+            // Read with the controls.
+            "message.output_text.logprobs"
             // What comes of these is nothing, since an answer here has neither thoughts nor hosted calls to tell of.
-            "reasoning.encrypted_content"
+            | "reasoning.encrypted_content"
             | "file_search_call.results"
             | "web_search_call.results"
             | "web_search_call.action.sources"
@@ -350,19 +317,6 @@ fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {
         return Err(at.wrong(format_args!("at most {pairs} pairs, and there are {}", kept.len())));
     }
     Ok(kept)
-}
-
-fn seed(root: &At<'_, '_>) -> Result<Option<u64>> {
-    let Some(at) = root.get("seed") else { return Ok(None) };
-    match at.value.as_u64() {
-        Some(seed) => Ok(Some(seed)),
-        // Negative seeds are as good as any: their bits are used.
-        None => match at.value.as_i64() {
-            Some(seed) => Ok(Some(seed.cast_unsigned())),
-            None if at.is_whole() => Err(at.wrong(format_args!("an integer from {} to {}", i64::MIN, u64::MAX))),
-            None => Err(at.not("an integer")),
-        },
-    }
 }
 
 fn stop(root: &At<'_, '_>) -> Result<Vec<String>> {

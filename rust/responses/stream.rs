@@ -6,7 +6,7 @@ use super::event::{Event, Sink};
 use super::item::{Item, ItemStatus, Message, Part, Text};
 use super::object::{Failure, Incomplete, Response, Status, Usage};
 use crate::error::Error;
-use crate::models::Ending;
+use crate::models::{Ending, TokenLogprob};
 
 /// The only item of an answer in text, and its only part.
 const INDEX: usize = 0;
@@ -36,8 +36,8 @@ impl Stream {
         sink.event(Event::InProgress { sequence_number: in_progress, response: &response });
     }
 
-    /// Adds text. An empty one says nothing.
-    pub fn text(&mut self, delta: &str, sink: &mut impl Sink) {
+    /// Adds text, with its tokens where they were asked for. An empty one says nothing.
+    pub fn text(&mut self, delta: &str, logprobs: &[TokenLogprob], sink: &mut impl Sink) {
         if delta.is_empty() || self.over {
             return;
         }
@@ -46,15 +46,9 @@ impl Stream {
         let Some(Item::Message(message)) = self.response.output.get_mut(INDEX) else { return };
         if let Some(Part::OutputText(part)) = message.content.get_mut(INDEX) {
             part.text.push_str(delta);
+            part.logprobs.extend_from_slice(logprobs);
         }
-        sink.event(Event::TextDelta {
-            sequence_number,
-            item_id: &message.id,
-            output_index: INDEX,
-            content_index: INDEX,
-            delta,
-            logprobs: [],
-        });
+        sink.event(Event::TextDelta { sequence_number, item_id: &message.id, output_index: INDEX, content_index: INDEX, delta, logprobs });
     }
 
     /// Ends the response as the answer ended, at `now` seconds since 1970. An answer without text has a message all the same.
@@ -140,9 +134,9 @@ impl Stream {
         message.status = status;
         let [text_done, part_done, item_done] = [self.number(), self.number(), self.number()];
         let Some(item @ Item::Message(message)) = self.response.output.get(INDEX) else { return };
-        if let Some(part @ Part::OutputText(Text { text, .. })) = message.content.get(INDEX) {
+        if let Some(part @ Part::OutputText(Text { text, logprobs, .. })) = message.content.get(INDEX) {
             let (item_id, output_index, content_index) = (message.id.as_str(), INDEX, INDEX);
-            sink.event(Event::TextDone { sequence_number: text_done, item_id, output_index, content_index, text, logprobs: [] });
+            sink.event(Event::TextDone { sequence_number: text_done, item_id, output_index, content_index, text, logprobs });
             sink.event(Event::PartDone { sequence_number: part_done, item_id, output_index, content_index, part });
         }
         sink.event(Event::ItemDone { sequence_number: item_done, output_index: INDEX, item });

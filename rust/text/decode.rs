@@ -63,6 +63,23 @@ impl Detokeniser {
         self.special.contains(&id)
     }
 
+    /// The bytes that a token alone stands for, special tokens included; none for an id outside the vocabulary. At the start of a text, decoders may
+    /// take a blank away that is part of these.
+    #[must_use]
+    pub fn bytes(&self, id: u32) -> Vec<u8> {
+        let Some(token) = self.tokenizer.id_to_token(id) else { return Vec::new() };
+        match &self.form {
+            _ if self.is_special(id) => token.into_bytes(),
+            Form::Bytes => token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.into_bytes()),
+            Form::Pieces(pieces) => match (fallback_byte(&token), &pieces.replace) {
+                (Some(byte), _) if pieces.byte_fallback => vec![byte],
+                (_, Some((mark, content))) => token.replace(mark.as_str(), content).into_bytes(),
+                _ => token.into_bytes(),
+            },
+            Form::Window => self.tokenizer.decode(&[id], false).unwrap_or(token).into_bytes(),
+        }
+    }
+
     /// A stream for one generated text.
     #[must_use]
     pub fn stream(self: &Arc<Self>) -> DecodeStream {

@@ -12,6 +12,10 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+Logprob = tuple[float, list[tuple[int, float]]]
+Made = tuple[int, list[int], str | None] | tuple[int, list[int], str | None, list[Logprob] | None]
+Step = Made | tuple[int, int]
+
 
 class PortError(Exception):
     """A call that the contract does not allow."""
@@ -23,6 +27,12 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,17 +63,24 @@ class Settings:
     context_length: int | None = None
     spin: bool | None = None
     prefill_chunk: int | None = None
+    cache_bytes: int | None = None
 
 
 @dataclass
 class FakePort:
-    """One engine's port. `pushes` has every push as it came; `answers` each request's ids, `finishes` their ends."""
+    """One engine's port.
+
+    `pushes` has what every push made, `answers` each request's ids, `finishes` their ends, `logprobs` what was told of
+    their ids, `cached` how much of a prompt was not read.
+    """
 
     limit: int = 10_000
-    pushes: list[list[tuple[int, list[int], str | None]]] = field(default_factory=list)
+    pushes: list[list[Made]] = field(default_factory=list)
     answers: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
     finishes: dict[int, str] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
     reason: str | None = None
     violations: list[str] = field(default_factory=list)
     capabilities: Capabilities | None = None
@@ -122,18 +139,22 @@ class FakePort:
         self._check()
         return self._orders()
 
-    def push(self, steps: list[tuple[int, list[int], str | None]]) -> list[int]:
+    def push(self, steps: list[Step]) -> list[int]:
         self._check()
         if not self._asked:
             self._refuse("two pushes without asking for orders between them")
         self._asked = False
         if self._closed:
             return [each[0] for each in steps]
-        self.pushes.append(steps)
+        told = {step[0]: step[1] for step in steps if len(step) == 2}
+        made = [step for step in steps if len(step) != 2]
+        self.pushes.append(made)
         if len(self.pushes) > self.limit:
             self._refuse(f"more than {self.limit} pushes")
-        for id, tokens, finish in steps:
-            self._accept(id, tokens, finish)
+        for id, cached in told.items():
+            self._tell(id, cached)
+        for id, tokens, finish, *rest in made:
+            self._accept(id, tokens, finish, rest[0] if rest else None)
         gone = [id for id in self._leaving.pop(len(self.pushes), []) if id in self._inside]
         for id in gone:
             del self._inside[id]
@@ -193,13 +214,24 @@ class FakePort:
             orders.append(admitted)
         return orders
 
-    def _accept(self, id: int, tokens: list[int], finish: str | None) -> None:
+    def _tell(self, id: int, cached: int) -> None:
+        if id not in self._inside:
+            self._refuse(f"cached tokens of {id}, which is not in the engine")
+        if id in self.cached or self.answers[id]:
+            self._refuse(f"cached tokens of {id} twice or after its first token")
+        if type(cached) is not int or not 0 <= cached < len(self._inside[id].prompt):
+            self._refuse(f"{cached!r} of {len(self._inside[id].prompt)} tokens of {id} are cached")
+        self.cached[id] = cached
+
+    def _accept(self, id: int, tokens: list[int], finish: str | None, logprobs: list[Logprob] | None) -> None:
         assert self.capabilities is not None
         if id not in self._inside:
             self._refuse(f"push for {id}, which is not in the engine")
         for token in tokens:
             if type(token) is not int or not 0 <= token < self.capabilities.vocab_size:
                 self._refuse(f"{token!r} for {id} is not a token id")
+        if logprobs:
+            self._hear(id, tokens, logprobs)
         answer, eos = self.answers[id], self.capabilities.eos_ids
         answer += tokens
         limit = self._inside[id].max_tokens
@@ -214,6 +246,22 @@ class FakePort:
         if finish is not None:
             self.finishes[id] = finish
             del self._inside[id]
+
+    def _hear(self, id: int, tokens: list[int], logprobs: list[Logprob]) -> None:
+        sampling = self._inside[id].sampling
+        if sampling is None or sampling.top_logprobs is None:
+            self._refuse(f"log probabilities for {id}, which did not ask")
+            return
+        if len(logprobs) != len(tokens):
+            self._refuse(f"{len(logprobs)} log probabilities for {len(tokens)} tokens of {id}")
+        for logprob, top in logprobs:
+            values = [each for _, each in top]
+            known = {token for token, _ in top}
+            if len(known) != len(top) or len(top) > sampling.top_logprobs or values != sorted(values, reverse=True):
+                self._refuse(f"{top} for {id}, which asked for the {sampling.top_logprobs} likeliest")
+            if not all(-1e4 < each <= 0.0 for each in (logprob, *values)):
+                self._refuse(f"{logprob} and {values} for {id} are not logarithms of probabilities")
+        self.logprobs.setdefault(id, []).extend(logprobs)
 
     def _refuse(self, what: str) -> None:
         self.violations.append(what)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import tiny
 from cases import Case, prompt
 from emberd import loop
-from emberd.engine import EngineError
+from emberd.engine import EngineError, Request
 from emberd.kv import KvCache, Layer
 from emberd.onnx import BURST_CHUNKS, OnnxEngine
 from emberd.rows import Rows
@@ -147,10 +147,10 @@ def test_a_prompt_that_cannot_be_read_fails_alone(onnx_case: Case) -> None:
 def test_logits_that_are_no_numbers_fail_their_request_alone(onnx_case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Rows.draw
 
-    def draw(self: Rows, row: int, sampling: Sampling | None, n: int) -> int:
-        if sampling is not None and sampling.seed == 13 and n == 4:
+    def draw(self: Rows, row: int, request: Request) -> int:
+        if request.id == 3 and request.made == 4:
             self._logits[row] = self._values[row] = np.nan
-        return real(self, row, sampling, n)
+        return real(self, row, request)
 
     monkeypatch.setattr(Rows, "draw", draw)
     port = FakePort().at(0, *(Admit(id, prompt(id, 5), 12, Sampling(seed=10 + id)) for id in range(1, 6)))

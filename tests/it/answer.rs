@@ -1,9 +1,9 @@
 //! An answer's text and end, with the test as the engine.
 
 use emberd::engine::port::{Load, port};
-use emberd::engine::{Capabilities, Engine, Finish, Order, Port, Request, Step};
+use emberd::engine::{Capabilities, Engine, Finish, Logprob, Order, Port, Request, Sampling, Step};
 use emberd::error::Code;
-use emberd::models::{Answer, Ending, Pieces};
+use emberd::models::{Answer, Ending, Pieces, TokenLogprob};
 use emberd::prompt::Tokenizer;
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ impl Rig {
     }
 
     fn push(&self, id: u64, tokens: Vec<u32>, finish: Option<Finish>) -> Vec<u64> {
-        self.port.push(vec![Step { id, tokens, finish }]).unwrap()
+        self.port.push(vec![Step { id, tokens, finish, logprobs: vec![] }]).unwrap()
     }
 }
 
@@ -153,4 +153,58 @@ proptest! {
         }
         prop_assert_eq!(found, expected);
     }
+}
+
+/// What a reader is told of an answer with these tokens, each step read before the next: the pieces, each with its tokens.
+async fn told(stop: &[&str], steps: &[&[u32]], finish: Option<Finish>, rig: &Rig) -> Vec<(String, Vec<String>)> {
+    let sampling = Some(Sampling { top_logprobs: Some(1), ..Sampling::default() });
+    let generation = rig.engine.submit(Request { prompt: vec![1], max_tokens: 1000, sampling }).unwrap();
+    rig.port.wait().unwrap();
+    let (id, mut answer) =
+        (generation.id(), Answer::new(generation, &rig.tokenizer, stop.iter().map(|s| (*s).to_owned()).collect(), false));
+    let mut found = Vec::new();
+    for (at, tokens) in steps.iter().enumerate() {
+        let each = |token: &u32| Logprob { logprob: -0.5, top: vec![(*token, -0.5)] };
+        let finish = finish.filter(|_| at + 1 == steps.len());
+        rig.port.push(vec![Step { id, tokens: tokens.to_vec(), finish, logprobs: tokens.iter().map(each).collect() }]).unwrap();
+        let mut pieces = Pieces::default();
+        std::future::poll_fn(|cx| std::task::Poll::Ready(answer.poll(cx, &mut pieces).is_ready())).await;
+        let name = |token: &TokenLogprob| {
+            assert_eq!((token.chosen.logprob, &token.top_logprobs[..]), (-0.5, std::slice::from_ref(&token.chosen)));
+            token.chosen.bytes.escape_ascii().to_string()
+        };
+        found.extend(pieces.told().map(|(text, tokens)| (text.to_owned(), tokens.iter().map(name).collect())));
+        assert_eq!(pieces.logprobs().len(), pieces.told().map(|(_, tokens)| tokens.len()).sum::<usize>());
+    }
+    found
+}
+
+fn pair(text: &str, tokens: &[&str]) -> (String, Vec<String>) {
+    (text.to_owned(), tokens.iter().map(|token| (*token).to_owned()).collect())
+}
+
+#[tokio::test]
+async fn tokens_are_told_with_the_text_they_stand_for() {
+    let rig = Rig::new();
+    let [a, b] = [rig.ids("a")[0], rig.ids("b")[0]];
+    let heart = rig.ids("♥");
+    let steps: [&[u32]; 4] = [&[a], &heart[..1], &heart[1..2], &[heart[2], b]];
+    let expected = [pair("a", &["a"]), pair("♥", &[r"\xe2", r"\x99", r"\xa5"]), pair("b", &["b"])];
+    assert_eq!(told(&[], &steps, Some(Finish::Length), &rig).await, expected);
+}
+
+#[tokio::test]
+async fn tokens_of_a_stop_string_and_of_the_end_are_not_told() {
+    let rig = Rig::new();
+    let ids = rig.ids("abcd");
+    assert_eq!(ids.len(), 4, "one token a letter");
+    let each: Vec<&[u32]> = ids.chunks(1).collect();
+    assert_eq!(told(&["cd"], &each, None, &rig).await, [pair("a", &["a"]), pair("b", &["b"])]);
+    // What was held back for a stop that did not come goes out with its tokens.
+    let steps: [&[u32]; 3] = [&ids[..2], &ids[2..3], &ids[..1]];
+    let expected = [pair("a", &["a"]), pair("b", &["b"]), pair("ca", &["c", "a"])];
+    assert_eq!(told(&["cd"], &steps, None, &rig).await, expected);
+    // A special token ends the answer: it has no text.
+    let special = rig.tokenizer.token_to_id("<|im_end|>").unwrap();
+    assert_eq!(told(&[], &[&ids[..1], &[special]], Some(Finish::Stop), &rig).await, [pair("a", &["a"])]);
 }

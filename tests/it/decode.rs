@@ -133,3 +133,19 @@ fn a_leading_blank_is_taken_off_once() {
     let id = |token: &str| tokenizer.token_to_id(token).unwrap();
     assert_eq!(pieces(&detokeniser, &[1, id("▁▁"), id("▁the"), id("▁t")]), ["", " ", " the", " t", ""]);
 }
+
+#[test]
+fn each_token_has_its_own_bytes() {
+    let check = |file: &Value, tokens: &[(&str, &[u8])]| {
+        let (tokenizer, detokeniser) = pair(file);
+        for (token, bytes) in tokens {
+            assert_eq!(detokeniser.bytes(tokenizer.token_to_id(token).unwrap()), *bytes, "{token}");
+        }
+        assert_eq!(detokeniser.bytes(999_999), b"");
+    };
+    let whole = "été 🙂".as_bytes();
+    check(&vocab::byte_level(), &[("hell", b"hell"), ("Ġw", b" w"), ("ðŁ", b"\xf0\x9f"), ("<|im_end|>", b"<|im_end|>"), ("été 🙂", whole)]);
+    check(&vocab::byte_fallback(), &[("▁the", b" the"), ("<0xF0>", b"\xf0"), ("<s>", b"<s>")]);
+    check(&vocab::metaspace(), &[("▁cat", b" cat"), ("s", b"s"), ("🙂", "🙂".as_bytes())]);
+    check(&vocab::bare(), &[("cat", b"cat"), ("é", "é".as_bytes())]);
+}

@@ -6,7 +6,7 @@ use std::thread;
 
 use emberd::engine::mock::{Fault, Mock, Pace, vocabulary};
 use emberd::engine::port::{Engine, Phase, Port, PortError, Request, port};
-use emberd::engine::{Capabilities, Chunk, Client, Finish, Generation, Id, Order, Settings, Step, host};
+use emberd::engine::{Capabilities, Chunk, Client, Finish, Generation, Id, Logprob, Order, Sampling, Settings, Step, host};
 use emberd::error::Code;
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn request(max_tokens: u32) -> Request {
 }
 
 fn step(id: Id, tokens: &[u32], finish: Option<Finish>) -> Step {
-    Step { id, tokens: tokens.to_vec(), finish }
+    Step { id, tokens: tokens.to_vec(), finish, logprobs: vec![] }
 }
 
 fn admitted(port: &Port) -> Vec<Id> {
@@ -49,6 +49,37 @@ fn ids_arrive_in_order_and_end_with_the_finish() {
     assert_eq!(read(&mut generation), Chunk { tokens: vec![8, 2], end: Some(Ok(Finish::Stop)) });
     assert!(generation.next_blocking().is_none());
     assert_eq!(generation.timing().tokens, 3);
+}
+
+#[test]
+fn cached_tokens_are_told_with_the_first_id_and_stay() {
+    let (engine, port) = ready(4);
+    let mut generation = engine.submit(request(2)).unwrap();
+    let id = admitted(&port)[0];
+    assert_eq!(generation.timing().cached, 0);
+    port.cached(id, 2).unwrap();
+    port.push(vec![step(id, &[7], None)]).unwrap();
+    assert_eq!(read(&mut generation), Chunk { tokens: vec![7], end: None });
+    assert_eq!(generation.timing().cached, 2);
+    port.push(vec![step(id, &[2], Some(Finish::Stop))]).unwrap();
+    assert_eq!(port.cached(id, 2), Ok(()), "an id that is over is left alone");
+    assert_eq!(generation.timing().cached, 2);
+    assert_eq!(port.cached(id + 1, 2), Err(PortError::UnknownId(id + 1)));
+    engine.close();
+    assert_eq!(port.cached(id, 2), Ok(()));
+}
+
+#[test]
+fn a_prompt_that_is_cached_to_its_end_fails_its_request_alone() {
+    let (engine, port) = ready(4);
+    let mut generations = [engine.submit(request(2)).unwrap(), engine.submit(request(2)).unwrap()];
+    let ids = admitted(&port);
+    port.cached(ids[0], 3).unwrap();
+    port.cached(ids[1], 0).unwrap();
+    assert_eq!(port.push(vec![step(ids[0], &[7], None), step(ids[1], &[7], None)]).unwrap(), [ids[0]]);
+    let end = read(&mut generations[0]).end.unwrap().unwrap_err();
+    assert_eq!((end.code, &*end.message), (Code::EngineFailed, "the engine says that 3 tokens of a prompt of 3 were cached"));
+    assert_eq!(read(&mut generations[1]), Chunk { tokens: vec![7], end: None });
 }
 
 #[test]
@@ -463,4 +494,63 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn log_probabilities_reach_the_reader_that_asked_and_no_other() {
+    let (engine, port) = ready(4);
+    let asked = Sampling { top_logprobs: Some(1), ..Sampling::default() };
+    let mut curious = engine.submit(Request { sampling: Some(asked), ..request(3) }).unwrap();
+    let mut other = engine.submit(request(3)).unwrap();
+    let ids = admitted(&port);
+    let told = |logprob| Logprob { logprob, top: vec![(7, -0.25)] };
+    for (tokens, logprobs) in [(vec![7, 8], vec![told(-0.25), told(-3.0)]), (vec![], vec![])] {
+        let each = |id: &Id| Step { id: *id, tokens: tokens.clone(), finish: None, logprobs: logprobs.clone() };
+        assert_eq!(port.push(ids.iter().map(each).collect()).unwrap(), Vec::<Id>::new());
+    }
+    assert_eq!(curious.take_logprobs(), [], "they come with the ids");
+    assert_eq!((read(&mut curious).tokens, read(&mut other).tokens), (vec![7, 8], vec![7, 8]));
+    assert_eq!((curious.take_logprobs(), other.take_logprobs()), (vec![told(-0.25), told(-3.0)], vec![]));
+    assert_eq!(curious.take_logprobs(), [], "each is told once");
+    port.push(ids.iter().map(|id| step(*id, &[2], Some(Finish::Stop))).collect()).unwrap();
+    assert_eq!(read(&mut curious), Chunk { tokens: vec![2], end: Some(Ok(Finish::Stop)) });
+    assert_eq!(curious.take_logprobs(), [], "an engine that knows none gives none");
+}
+
+#[test]
+fn log_probabilities_for_another_number_of_ids_fail_their_request_alone() {
+    let (engine, port) = ready(4);
+    let (mut bad, mut good) = (engine.submit(request(3)).unwrap(), engine.submit(request(3)).unwrap());
+    let ids = admitted(&port);
+    let logprobs = vec![Logprob { logprob: -1.0, top: vec![] }];
+    let steps = vec![Step { id: ids[0], tokens: vec![7, 8], finish: None, logprobs }, step(ids[1], &[7], None)];
+    assert_eq!(port.push(steps).unwrap(), [ids[0]]);
+    let error = read(&mut bad).end.unwrap().unwrap_err();
+    assert!(error.message.contains("2 tokens and gave log probabilities for 1"), "{error}");
+    assert_eq!(read(&mut good).tokens, [7]);
+}
+
+#[test]
+fn sampling_that_cannot_be_never_reaches_the_engine() {
+    let (engine, port) = ready(4);
+    let plain = Sampling::default;
+    for (sampling, param) in [
+        (Sampling { temperature: -0.5, ..plain() }, "temperature"),
+        (Sampling { temperature: f32::NAN, ..plain() }, "temperature"),
+        (Sampling { temperature: f32::INFINITY, ..plain() }, "temperature"),
+        (Sampling { top_p: 0.0, ..plain() }, "top_p"),
+        (Sampling { min_p: 1.5, ..plain() }, "min_p"),
+        (Sampling { repetition_penalty: 0.0, ..plain() }, "repetition_penalty"),
+        (Sampling { presence_penalty: 2.5, ..plain() }, "presence_penalty"),
+        (Sampling { frequency_penalty: f32::NAN, ..plain() }, "frequency_penalty"),
+        (Sampling { logit_bias: [(50, 1.0)].into(), ..plain() }, "logit_bias.50"),
+        (Sampling { logit_bias: [(3, f32::NEG_INFINITY)].into(), ..plain() }, "logit_bias.3"),
+    ] {
+        let error = engine.submit(Request { sampling: Some(sampling), ..request(3) }).err().unwrap();
+        assert_eq!((error.code, error.param.as_deref()), (Code::InvalidValue, Some(param)), "{error}");
+        assert!(error.hint.is_some(), "{error}");
+    }
+    assert_eq!(admitted(&port), [] as [Id; 0]);
+    let edge = Sampling { temperature: 2.0, min_p: 1.0, logit_bias: [(49, 100.0)].into(), ..plain() };
+    engine.submit(Request { sampling: Some(edge), ..request(3) }).unwrap();
 }

@@ -81,12 +81,25 @@ fn each_wrong_field_is_named_with_its_path() {
         (with("stop", json!(["a", 1])), InvalidType, "stop[1]"),
         (with("stop", json!({})), InvalidType, "stop"),
         (with("stop", json!(vec!["x"; 17])), InvalidValue, "stop"),
-        (with("min_p", json!(0.1)), UnsupportedParameter, "min_p"),
-        (with("repetition_penalty", json!(1.1)), UnsupportedParameter, "repetition_penalty"),
-        (with("presence_penalty", json!(0.5)), UnsupportedParameter, "presence_penalty"),
+        (with("min_p", json!(1.1)), InvalidValue, "min_p"),
+        (with("min_p", json!(-0.1)), InvalidValue, "min_p"),
+        (with("min_p", json!("0.1")), InvalidType, "min_p"),
+        (with("repetition_penalty", json!(0)), InvalidValue, "repetition_penalty"),
+        (with("repetition_penalty", json!(2.1)), InvalidValue, "repetition_penalty"),
+        (with("repetition_penalty", json!(true)), InvalidType, "repetition_penalty"),
         (with("presence_penalty", json!(3)), InvalidValue, "presence_penalty"),
         (with("frequency_penalty", json!("0")), InvalidType, "frequency_penalty"),
-        (with("top_logprobs", json!(3)), UnsupportedParameter, "top_logprobs"),
+        (with("frequency_penalty", json!(-2.5)), InvalidValue, "frequency_penalty"),
+        (with("logit_bias", json!([1])), InvalidType, "logit_bias"),
+        (with("logit_bias", json!({"5": "1"})), InvalidType, "logit_bias.5"),
+        (with("logit_bias", json!({"5": 100.5})), InvalidValue, "logit_bias.5"),
+        (with("logit_bias", json!({"five": 1})), InvalidValue, "logit_bias.five"),
+        (with("logit_bias", json!({"05": 1})), InvalidValue, "logit_bias.05"),
+        (with("logit_bias", json!({"-5": 1})), InvalidValue, "logit_bias.-5"),
+        (with("logit_bias", json!({"4294967296": 1})), InvalidValue, "logit_bias.4294967296"),
+        (with("logit_bias", Value::Object((0..1025).map(|n| (n.to_string(), json!(1))).collect())), InvalidValue, "logit_bias"),
+        (with("top_logprobs", json!(-1)), InvalidValue, "top_logprobs"),
+        (with("top_logprobs", json!(1.5)), InvalidType, "top_logprobs"),
         (with("top_logprobs", json!(21)), InvalidValue, "top_logprobs"),
         (with("previous_response_id", json!("resp_1")), UnsupportedParameter, "previous_response_id"),
         (with("previous_response_id", json!(1)), InvalidType, "previous_response_id"),
@@ -116,7 +129,7 @@ fn each_wrong_field_is_named_with_its_path() {
         (with("reasoning", json!({"effort": "huge"})), InvalidValue, "reasoning.effort"),
         (with("reasoning", json!({"summary": 1})), InvalidType, "reasoning.summary"),
         (with("include", json!("x")), InvalidType, "include"),
-        (with("include", json!(["reasoning.encrypted_content", "message.output_text.logprobs"])), UnsupportedParameter, "include[1]"),
+        (with("include", json!(["message.output_text.logprobs", "message.output_text.logits"])), InvalidValue, "include[1]"),
         (with("include", json!(["wibble"])), InvalidValue, "include[0]"),
         (with("metadata", json!("x")), InvalidType, "metadata"),
         (with("metadata", json!({"a": 1})), InvalidType, "metadata.a"),
@@ -188,7 +201,10 @@ fn what_clients_send_along_is_accepted() {
         ("extra_body", json!("anything")),
         ("top_logprobs", json!(0)),
         ("presence_penalty", json!(0)),
+        ("presence_penalty", json!(-2)),
+        ("frequency_penalty", json!(2.0)),
         ("repetition_penalty", json!(1.0)),
+        ("logit_bias", json!({})),
         ("cache_salt", json!("é".repeat(128))),
         ("metadata", json!({"retention_seconds": 60, "a": "b"})),
         ("previous_response_id", json!(null)),
@@ -277,4 +293,32 @@ fn every_complaint_says_what_to_do() {
     ] {
         assert_eq!(read(&body).unwrap_err().hint.as_deref(), Some(hint), "{body}");
     }
+}
+
+#[test]
+fn sampling_is_read_as_it_was_sent_and_what_is_left_out_is_left_to_the_model() {
+    let controls = read(&json!({
+        "input": "hi", "temperature": 0.5, "top_p": 0, "top_k": 7, "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -1,
+        "frequency_penalty": 0.5, "logit_bias": {"7": -100, "0": 0.5, "9": null}, "seed": -1,
+    }));
+    let controls = controls.unwrap().controls;
+    assert_eq!((controls.temperature, controls.top_p, controls.top_k, controls.min_p), (Some(0.5), Some(0.0), Some(7), Some(0.25)));
+    assert_eq!((controls.repetition_penalty, controls.presence_penalty, controls.frequency_penalty), (Some(1.5), Some(-1.0), Some(0.5)));
+    assert_eq!((&*controls.logit_bias, controls.seed), (&[(7, -100.0), (0, 0.5)][..], Some(u64::MAX)));
+    assert_eq!(read(&json!({"input": "hi"})).unwrap().controls, emberd::models::Controls::default());
+}
+
+#[test]
+fn log_probabilities_are_asked_for_by_either_of_two_fields() {
+    let asked = |top: Value, include: Value| {
+        let body = json!({"input": "hi", "top_logprobs": top, "include": include});
+        read(&body).unwrap().controls.top_logprobs
+    };
+    let include = || json!(["reasoning.encrypted_content", "message.output_text.logprobs"]);
+    assert_eq!(asked(json!(null), json!(null)), None);
+    assert_eq!(asked(json!(0), json!([])), None, "the default that clients send along");
+    assert_eq!(asked(json!(null), include()), Some(0));
+    assert_eq!(asked(json!(0), include()), Some(0));
+    assert_eq!(asked(json!(20), include()), Some(20));
+    assert_eq!(asked(json!(3), json!(null)), Some(3));
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use emberd::engine::Timing;
 use emberd::error::{Code, Error};
-use emberd::models::Ending;
+use emberd::models::{Ending, Likely, TokenLogprob};
 use emberd::responses::{Arrival, Begin, Effective, Event, Request, Sink, Stream, Unheard, Usage};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -24,7 +24,8 @@ impl Sink for Heard {
 fn usage() -> Usage {
     let start = Instant::now();
     let at = |milliseconds| Some(start + Duration::from_millis(milliseconds));
-    let timing = Timing { submitted: start + Duration::from_millis(10), taken: at(20), first: at(70), last: at(170), tokens: 11 };
+    let submitted = start + Duration::from_millis(10);
+    let timing = Timing { submitted, taken: at(20), first: at(70), last: at(170), tokens: 11, cached: 20 };
     let arrival = Arrival { arrived: start, resolve: Some(Duration::from_micros(5)), load_wait: None, load_owner: None };
     Usage::new(100, &timing, &arrival)
 }
@@ -36,7 +37,7 @@ fn stream() -> Stream {
         created_at: 7,
         model: "m".into(),
         max_output_tokens: None,
-        effective: Effective { temperature: 0.7, top_p: 1.0, top_k: 0, seed: Some(5) },
+        effective: Effective { temperature: 0.7, seed: Some(5), ..Effective::default() },
         stop: Vec::new(),
         truncation: request.truncation,
         echo: request.echo,
@@ -54,14 +55,14 @@ fn run(pieces: &[String], end: End) -> (Vec<Value>, Value) {
     let (mut heard, mut stream) = (Heard::default(), stream());
     stream.begin(&mut heard);
     for piece in pieces {
-        stream.text(piece, &mut heard);
+        stream.text(piece, &[], &mut heard);
     }
     match end {
         End::Ending(ending) => stream.end(ending, Some(usage()), 9, &mut heard),
         End::Failure => stream.fail(&Error::new(Code::EngineFailed, "it broke"), None, &mut heard),
     }
     // What comes after the end is not heard.
-    stream.text("late", &mut heard);
+    stream.text("late", &[], &mut heard);
     stream.end(Ending::Stop, Some(usage()), 10, &mut heard);
     stream.fail(&Error::new(Code::ServerError, "late"), None, &mut heard);
     assert!(stream.over());
@@ -171,20 +172,41 @@ fn times_are_told_where_they_are_known_and_only_there() {
     assert_eq!(
         usage,
         json!({
-            "input_tokens": 100, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens": 100, "input_tokens_details": {"cached_tokens": 20, "cache_write_tokens": 0},
             "output_tokens": 11, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 111,
-            "prefill_input_tokens": 100, "cached_prefix_tokens": 0,
-            "time_to_first_token_ms": 70.0, "prefill_tokens_per_second": 2000.0, "decode_tokens_per_second": 100.0,
+            "prefill_input_tokens": 80, "cached_prefix_tokens": 20,
+            "time_to_first_token_ms": 70.0, "prefill_tokens_per_second": 1600.0, "decode_tokens_per_second": 100.0,
             "server_inference_elapsed_ms": 150.0, "server_time_to_first_token_ms": 50.0, "server_total_time_to_first_token_ms": 70.0,
-            "server_prefill_tokens_per_second": 2000.0, "server_decode_tokens_per_second": 100.0,
+            "server_prefill_tokens_per_second": 1600.0, "server_decode_tokens_per_second": 100.0,
             "server_model_resolve_ms": 0.005, "server_queue_ms": 10.0, "server_pre_inference_ms": 20.0,
         })
     );
     let start = Instant::now();
-    let timing = Timing { submitted: start, taken: None, first: None, last: None, tokens: 0 };
+    let timing = Timing { submitted: start, taken: None, first: None, last: None, tokens: 0, cached: 0 };
     let nothing = Usage::new(3, &timing, &Arrival { arrived: start, resolve: None, load_wait: None, load_owner: None });
     let nothing = serde_json::to_value(nothing).unwrap();
     let keys: Vec<&str> = nothing.as_object().unwrap().keys().map(String::as_str).collect();
     let counts = ["input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"];
     assert_eq!(keys, [&counts[..], &["prefill_input_tokens", "cached_prefix_tokens"]].concat());
+}
+
+#[test]
+fn log_probabilities_go_out_with_their_text_and_stand_in_the_whole() {
+    let likely = |token: &str, logprob| Likely { token: token.to_owned(), logprob, bytes: token.as_bytes().to_vec() };
+    let told = |token, logprob| TokenLogprob { chosen: likely(token, logprob), top_logprobs: vec![likely("x", -0.25)] };
+    let (first, rest) = (vec![told("a", -0.5)], vec![told("b", -1.5), told("c", -2.0)]);
+    let (mut heard, mut stream) = (Heard::default(), stream());
+    stream.begin(&mut heard);
+    stream.text("a", &first, &mut heard);
+    stream.text("bc", &rest, &mut heard);
+    stream.end(Ending::Stop, None, 9, &mut heard);
+    let json = |token: &str, logprob: f64| {
+        let top = json!([{"token": "x", "logprob": -0.25, "bytes": [120]}]);
+        json!({"token": token, "logprob": logprob, "bytes": token.as_bytes(), "top_logprobs": top})
+    };
+    let all = json!([json("a", -0.5), json("b", -1.5), json("c", -2.0)]);
+    let of = |kind: &str| heard.0.iter().filter(|event| event["type"] == kind).map(|event| event["logprobs"].clone()).collect::<Vec<_>>();
+    assert_eq!(of("response.output_text.delta"), [json!([all[0]]), json!([all[1], all[2]])]);
+    assert_eq!(of("response.output_text.done"), std::slice::from_ref(&all));
+    assert_eq!(heard.0.last().unwrap()["response"]["output"][0]["content"][0]["logprobs"], all);
 }

@@ -211,7 +211,7 @@ pub fn listening(port: &Port, prompts: &std::sync::mpsc::Sender<String>) {
         for order in orders {
             let Order::Admit(admit) = order else { continue };
             prompts.send(text_of(&admit.prompt)).unwrap();
-            port.push(vec![Step { id: admit.id, tokens: vec![vocabulary::EOS], finish: Some(Finish::Stop) }]).unwrap();
+            port.push(vec![Step { id: admit.id, tokens: vec![vocabulary::EOS], finish: Some(Finish::Stop), logprobs: vec![] }]).unwrap();
         }
     }
 }

@@ -19,7 +19,7 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How many ids may be made, at least one.
     pub max_tokens: u32,
-    /// `None`: greedy.
+    /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
 }
 
@@ -104,8 +104,8 @@ impl Place {
     /// Puts a request there and gives the stream of its ids. Dropping the stream cancels the request.
     ///
     /// # Errors
-    /// `context_length_exceeded` when prompt and answer do not fit, `invalid_value` for an empty prompt, no ids, or an id outside the
-    /// vocabulary, and the engine's own end when it is over.
+    /// `context_length_exceeded` when prompt and answer do not fit, `invalid_value` for an empty prompt, no ids, an id outside the
+    /// vocabulary, or sampling that cannot be, and the engine's own end when it is over.
     pub fn submit(self, request: Request) -> Result<Generation> {
         let mut state = self.shared.lock();
         check(&request, &*capabilities(&state)?)?;
@@ -162,5 +162,5 @@ fn check(request: &Request, capabilities: &Capabilities) -> Result<()> {
         return Err(Error::new(Code::InvalidValue, format!("token id {id} is outside the vocabulary of {}", capabilities.vocab_size))
             .hint("the tokenizer does not belong to this model; pull the model again"));
     }
-    Ok(())
+    request.sampling.as_ref().map_or(Ok(()), |sampling| sampling.check(capabilities.vocab_size))
 }

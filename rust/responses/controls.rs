@@ -1,0 +1,96 @@
+//! What a request says of its sampling: names, ranges, and what is told of a value outside them.
+//!
+//! What the fields do is said in `docs/port.md`, what the model adds in `models::sampling`.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use super::request::whole;
+use super::validate::At;
+use crate::error::Result;
+use crate::models::Controls;
+
+/// What presence and frequency penalties may be.
+const PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+/// What a bias may be.
+const BIAS: RangeInclusive<f64> = -100.0..=100.0;
+/// The most biases of one request.
+const BIASES: usize = 1024;
+/// The most of the likeliest tokens that are told beside each one.
+const TOP_LOGPROBS: i64 = 20;
+/// The additional output that asks for log probabilities.
+pub(super) const LOGPROBS: &str = "message.output_text.logprobs";
+
+pub(super) fn read(root: &At<'_, '_>) -> Result<Controls> {
+    Ok(Controls {
+        temperature: number(root, "temperature", 0.0..=2.0)?,
+        top_p: number(root, "top_p", 0.0..=1.0)?,
+        top_k: whole(root, "top_k", 0)?,
+        min_p: number(root, "min_p", 0.0..=1.0)?,
+        repetition_penalty: repetition_penalty(root)?,
+        presence_penalty: number(root, "presence_penalty", PENALTY)?,
+        frequency_penalty: number(root, "frequency_penalty", PENALTY)?,
+        logit_bias: logit_bias(root)?,
+        top_logprobs: top_logprobs(root)?,
+        seed: seed(root)?,
+    })
+}
+
+#[allow(clippy::cast_possible_truncation)] // Engines sample in f32, and a response repeats what they were given.
+fn number(root: &At<'_, '_>, key: &str, range: RangeInclusive<f64>) -> Result<Option<f32>> {
+    root.get(key).map(|at| at.number(range).map(|number| number as f32)).transpose()
+}
+
+fn repetition_penalty(root: &At<'_, '_>) -> Result<Option<f32>> {
+    const KEY: &str = "repetition_penalty";
+    let penalty = number(root, KEY, 0.0..=2.0)?;
+    match (penalty, root.get(KEY)) {
+        // Logits are divided by it.
+        (Some(penalty), Some(at)) if penalty <= 0.0 => Err(at.wrong("above 0")),
+        _ => Ok(penalty),
+    }
+}
+
+/// A map from token ids, which are texts in JSON, to biases. That the model has these ids is checked once it is loaded.
+#[allow(clippy::cast_possible_truncation)]
+fn logit_bias(root: &At<'_, '_>) -> Result<Arc<[(u32, f32)]>> {
+    let Some(at) = root.get("logit_bias") else { return Ok(Arc::default()) };
+    let map = at.object()?;
+    if map.len() > BIASES {
+        return Err(at.wrong(format_args!("at most {BIASES} token ids, and there are {}", map.len())));
+    }
+    let mut biases = Vec::with_capacity(map.len());
+    for key in map.keys() {
+        let Some(field) = at.get(key) else { continue };
+        let bias = field.number(BIAS)? as f32;
+        // Only the plain form: "7" and "07" would be two biases for one id.
+        match key.parse::<u32>() {
+            Ok(id) if id.to_string() == *key => biases.push((id, bias)),
+            _ => return Err(field.wrong("under a token id, such as \"42\"")),
+        }
+    }
+    Ok(biases.into())
+}
+
+/// Either of two fields asks for log probabilities; `top_logprobs: 0` alone, which clients send as the default, does not.
+fn top_logprobs(root: &At<'_, '_>) -> Result<Option<u32>> {
+    let top = root.get("top_logprobs").map(|at| at.integer(0..=TOP_LOGPROBS)).transpose()?.unwrap_or(0);
+    let included = match root.get("include") {
+        Some(include) => include.each()?.any(|at| at.value.as_str() == Some(LOGPROBS)),
+        None => false,
+    };
+    Ok((included || top > 0).then(|| u32::try_from(top).unwrap_or(0)))
+}
+
+fn seed(root: &At<'_, '_>) -> Result<Option<u64>> {
+    let Some(at) = root.get("seed") else { return Ok(None) };
+    match at.value.as_u64() {
+        Some(seed) => Ok(Some(seed)),
+        // Negative seeds are as good as any: their bits are used.
+        None => match at.value.as_i64() {
+            Some(seed) => Ok(Some(seed.cast_unsigned())),
+            None if at.is_whole() => Err(at.wrong(format_args!("an integer from {} to {}", i64::MIN, u64::MAX))),
+            None => Err(at.not("an integer")),
+        },
+    }
+}
