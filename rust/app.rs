@@ -205,7 +205,9 @@ fn worker_model(config: &Config, worker: &Worker, launcher: &Launcher) -> Result
         "mock" | "echo" => (model.unwrap_or(&worker.model_key).to_owned(), Source::Builtin),
         _ => catalog::of_worker(asked, Form::of(engine))?,
     };
-    Models::of(vec![served], models_shelf(config)?, launcher.clone(), engine, worker.engine.settings())
+    let mut settings = worker.engine.settings();
+    settings.cache_bytes.get_or_insert(config::WORKER_CACHE);
+    Models::of(vec![served], models_shelf(config)?, launcher.clone(), engine, settings)
 }
 
 fn engine_name(engine: &Engine) -> &'static str {

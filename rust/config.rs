@@ -163,6 +163,9 @@ fn idle(option: Option<u64>, variable: Option<&str>) -> Duration {
     window.filter(|window| !window.is_zero()).unwrap_or(Duration::from_secs(900))
 }
 
+/// What a worker keeps of prompts and answers, in bytes: enough for the instructions that titles begin with. It is one of several on a desk, and small.
+pub const WORKER_CACHE: u64 = 32 * 1024 * 1024;
+
 /// How an engine runs: the same for every command that loads one.
 #[derive(Debug, Clone, Args)]
 pub struct Engine {
@@ -181,7 +184,7 @@ pub struct Engine {
     /// Prompt tokens taken between two steps of the answers that run [default: the engine's]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub prefill_chunk: Option<u32>,
-    /// Memory for each model to keep prompts and answers in, so that what begins like them is not read again; 0 keeps none [default: an eighth of the free memory, at most 1 GiB]
+    /// Memory for each model to keep prompts and answers in, so that what begins like them is not read again; 0 keeps none [default: an eighth of the free memory, at most 1 GiB; of a worker, 32 MiB]
     #[arg(long, env = "EMBERD_CACHE_BYTES", value_name = "BYTES", hide_env_values = true)]
     pub cache_bytes: Option<u64>,
     /// Let compute threads spin while they wait: faster alone, slower beside other work [default: the engine's]

@@ -148,7 +148,7 @@ def test_fifty_clients_hang_up_at_random_on_the_real_engine(place: Path, model_h
             assert "Paris" in client.ask(question)["text"]
 
     # A budget that the first ten seconds use up, so that what is kept of their prompts does not look like a leak.
-    options = ("--model", "smollm2-135m", "--max-batch", "8", "--cache-bytes", str(32 << 20))
+    options = ("--model", "smollm2-135m", "--max-batch", "8")
     with worker(place, *options, engine="onnx", home=model_home) as one:
         quiet(one)
         asyncio.run(many_that_leave(one.path, 10))  # What is made once has been made then.
