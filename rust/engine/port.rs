@@ -82,6 +82,8 @@ struct Running {
     prompt: usize,
     /// How many ids it may still make.
     left: u32,
+    /// Whether its ids come with log probabilities, once any have come.
+    told: Option<bool>,
     /// Whether the reader asked for log probabilities.
     logprobs: bool,
 }
@@ -270,6 +272,8 @@ impl Port {
                 Some("the engine made more tokens than were asked for".to_owned())
             } else if !step.logprobs.is_empty() && step.logprobs.len() != step.tokens.len() {
                 Some(format!("the engine made {made} tokens and gave log probabilities for {}", step.logprobs.len()))
+            } else if made > 0 && *running.told.get_or_insert(!step.logprobs.is_empty()) == step.logprobs.is_empty() {
+                Some("the engine gave log probabilities for some tokens of a request and not for others".to_owned())
             } else if made == running.left && step.finish.is_none() {
                 Some("the engine made the last token that was asked for, and did not end the request".to_owned())
             } else {
@@ -408,7 +412,7 @@ fn take(state: &mut State, call: &'static str) -> Result<Option<Vec<Order>>, Por
     for Waiting { client, admit, inbox } in turns::next(state, capabilities.max_batch as usize) {
         inbox.taken();
         let logprobs = admit.sampling.as_ref().is_some_and(|sampling| sampling.top_logprobs.is_some());
-        let running = Running { client, inbox, prompt: admit.prompt.len(), left: admit.max_tokens, logprobs };
+        let running = Running { client, inbox, prompt: admit.prompt.len(), left: admit.max_tokens, logprobs, told: None };
         state.running.insert(admit.id, running);
         orders.push(Order::Admit(admit));
     }

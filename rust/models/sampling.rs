@@ -11,6 +11,9 @@ use serde::Deserialize;
 use crate::engine::Sampling;
 use crate::error::{Code, Error, Result};
 
+/// The least repetition penalty: logits are divided by it, and must stay numbers.
+pub const LEAST_PENALTY: f32 = 0.01;
+
 /// Sampling that the model's makers recommend (`generation_config.json`), as far as it is given.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 #[serde(default)]
@@ -68,8 +71,8 @@ impl Defaults {
             Err(error) => return Err(Error::io(Code::ModelLoadFailed, "read", &path, &error)),
         };
         match defaults.repetition_penalty {
-            Some(penalty) if !(penalty > 0.0 && penalty.is_finite()) => {
-                let what = format!("{} has the repetition_penalty {penalty}, which must be above 0", path.display());
+            Some(penalty) if !(penalty >= LEAST_PENALTY && penalty.is_finite()) => {
+                let what = format!("{} has the repetition_penalty {penalty}, which must be at least {LEAST_PENALTY}", path.display());
                 Err(Error::new(Code::ModelLoadFailed, what).hint("correct the file, or take the line out"))
             }
             _ => Ok(defaults),

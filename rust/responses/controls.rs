@@ -9,6 +9,7 @@ use super::request::whole;
 use super::validate::At;
 use crate::error::Result;
 use crate::models::Controls;
+use crate::models::sampling::LEAST_PENALTY;
 
 /// What presence and frequency penalties may be.
 const PENALTY: RangeInclusive<f64> = -2.0..=2.0;
@@ -46,7 +47,7 @@ fn repetition_penalty(root: &At<'_, '_>) -> Result<Option<f32>> {
     let penalty = number(root, KEY, 0.0..=2.0)?;
     match (penalty, root.get(KEY)) {
         // Logits are divided by it.
-        (Some(penalty), Some(at)) if penalty <= 0.0 => Err(at.wrong("above 0")),
+        (Some(penalty), Some(at)) if penalty < LEAST_PENALTY => Err(at.wrong(format_args!("at least {LEAST_PENALTY}"))),
         _ => Ok(penalty),
     }
 }

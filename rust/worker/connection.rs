@@ -102,7 +102,8 @@ pub(super) async fn serve(stream: LocalStream, model: Arc<Hosted>, options: Arc<
             // Readiness, or a fault that the next write meets as well.
             _ = stream.0.writable(), if !connection.out.is_empty() => {}
             () = tokio::time::sleep(LOOK), if !reads => {
-                if gone(&stream.0) {
+                // Of a pipe only reading tells, or the next write.
+                if cfg!(unix) && gone(&stream.0) {
                     return;
                 }
             }
@@ -256,8 +257,9 @@ impl Connection {
                 let (bytes, pause) = (line.len(), self.idle.pause());
                 self.long += bytes;
                 self.parsing.spawn(async move {
-                    let _place = PARSERS.acquire().await; // It is never closed.
+                    let place = PARSERS.acquire().await; // It is never closed.
                     let parsed = tokio::task::spawn_blocking(move || {
+                        let _place = place; // Kept until it is done, whether the client waits for it or not.
                         let (id, request) = parse(&line);
                         (id.map(Cow::into_owned), request)
                     });
@@ -287,6 +289,9 @@ impl Connection {
             Err(error) => return tracing::error!(%error, "a line was lost, by a fault"),
         };
         self.long -= bytes;
+        if self.hang_up {
+            return; // Nobody would hear of it.
+        }
         match outcome {
             Ok((id, request)) => self.request(id.as_deref(), request),
             Err(error) => {

@@ -512,9 +512,23 @@ fn log_probabilities_reach_the_reader_that_asked_and_no_other() {
     assert_eq!((read(&mut curious).tokens, read(&mut other).tokens), (vec![7, 8], vec![7, 8]));
     assert_eq!((curious.take_logprobs(), other.take_logprobs()), (vec![told(-0.25), told(-3.0)], vec![]));
     assert_eq!(curious.take_logprobs(), [], "each is told once");
-    port.push(ids.iter().map(|id| step(*id, &[2], Some(Finish::Stop))).collect()).unwrap();
+    port.push(ids.iter().map(|id| Step { logprobs: vec![told(-1.0)], ..step(*id, &[2], Some(Finish::Stop)) }).collect()).unwrap();
     assert_eq!(read(&mut curious), Chunk { tokens: vec![2], end: Some(Ok(Finish::Stop)) });
-    assert_eq!(curious.take_logprobs(), [], "an engine that knows none gives none");
+    assert_eq!(curious.take_logprobs(), [told(-1.0)]);
+}
+
+#[test]
+fn log_probabilities_for_some_ids_and_not_for_others_fail_their_request_alone() {
+    let (engine, port) = ready(4);
+    let (mut bad, mut good) = (engine.submit(request(3)).unwrap(), engine.submit(request(3)).unwrap());
+    let ids = admitted(&port);
+    port.push(ids.iter().map(|id| step(*id, &[7], None)).collect()).unwrap();
+    let logprobs = vec![Logprob { logprob: -1.0, top: vec![] }];
+    let steps = vec![Step { logprobs, ..step(ids[0], &[8], None) }, step(ids[1], &[8], None)];
+    assert_eq!(port.push(steps).unwrap(), [ids[0]]);
+    let error = read(&mut bad).end.unwrap().unwrap_err();
+    assert!(error.message.contains("for some tokens of a request and not for others"), "{error}");
+    assert_eq!(read(&mut good).tokens, [7, 8]);
 }
 
 #[test]
