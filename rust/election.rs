@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Held while binding. The file stays behind: removing it would let two starts hold two locks.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    _file: Option<File>,
     #[cfg(target_os = "linux")]
     _name: std::os::fd::OwnedFd,
 }
@@ -27,20 +27,20 @@ pub(crate) struct Lock {
 /// # Errors
 /// When another start holds it for too long, or the lock file cannot be made.
 pub(crate) fn lock(path: &Path) -> Result<Lock> {
-    by(path, Instant::now() + WAIT)
+    by(path, Instant::now() + WAIT, true)
 }
 
-/// As [`lock`], but only if nobody holds it now.
+/// As [`lock`], but only if nobody holds it now, and without making the file: where it is gone, somebody is clearing the folder up.
 pub(crate) fn try_lock(path: &Path) -> Result<Lock> {
-    by(path, Instant::now())
+    by(path, Instant::now(), false)
 }
 
-fn by(path: &Path, deadline: Instant) -> Result<Lock> {
+fn by(path: &Path, deadline: Instant, make: bool) -> Result<Lock> {
     let file = beside(path)?;
     #[cfg(target_os = "linux")]
     let name = name::take(&file, deadline)?;
     Ok(Lock {
-        _file: flock(&file, deadline)?,
+        _file: if make || file.exists() { Some(flock(&file, deadline, make)?) } else { None },
         #[cfg(target_os = "linux")]
         _name: name,
     })
@@ -59,11 +59,11 @@ fn held(what: &str) -> Error {
         .hint("end the process that hangs, and start again")
 }
 
-fn flock(path: &Path, deadline: Instant) -> Result<File> {
+fn flock(path: &Path, deadline: Instant, make: bool) -> Result<File> {
     let io = |error: &std::io::Error| {
         Error::io(Code::ServerError, "lock", path, error).hint("the folder of the socket must exist and be writable")
     };
-    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path).map_err(|error| io(&error))?;
+    let file = File::options().create(make).truncate(false).write(true).mode(0o600).open(path).map_err(|error| io(&error))?;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
@@ -132,13 +132,20 @@ mod tests {
         let file = beside(&folder.path().join("w.sock")).unwrap();
         let over = Instant::now();
         let held = lock(&folder.path().join("w.sock")).unwrap();
-        assert!(flock(&file, over).unwrap_err().message.contains("another start has held"));
+        assert!(flock(&file, over, true).unwrap_err().message.contains("another start has held"));
         #[cfg(target_os = "linux")]
         assert!(name::take(&file, over).unwrap_err().message.contains("another start has held @omp-file-lock-"));
         drop(held);
-        flock(&file, over).unwrap();
+        flock(&file, over, true).unwrap();
         #[cfg(target_os = "linux")]
         name::take(&file, over).unwrap();
+    }
+
+    #[test]
+    fn at_the_end_no_file_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        try_lock(&folder.path().join("w.sock")).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
