@@ -283,7 +283,7 @@ mod tests {
     fn folders_are_those_of_emberd_and_of_omp_with_all_its_profiles_each_once() {
         let place = tempfile::tempdir().unwrap();
         let home = place.path().join("home");
-        for profile in ["work", "play"] {
+        for profile in ["wren", "play"] {
             std::fs::create_dir_all(home.join(".omp/profiles").join(profile)).unwrap();
         }
         let given = |pairs: &[(&str, &str)], folders: &[&Path]| {
@@ -292,7 +292,7 @@ mod tests {
             super::folders(&options, |name| variables.get(name).cloned())
         };
         let home_text = home.to_str().unwrap();
-        let usual = ["run/tiny", "profiles/play/run/tiny", "profiles/work/run/tiny"].map(|end| home.join(".omp").join(end));
+        let usual = ["run/tiny", "profiles/play/run/tiny", "profiles/wren/run/tiny"].map(|end| home.join(".omp").join(end));
         let all = [("HOME", home_text), ("XDG_RUNTIME_DIR", "/run/user/7"), ("XDG_CACHE_HOME", "/c"), ("PI_CONFIG_DIR", "mine")];
         let expected = [&[PathBuf::from("/run/user/7/emberd"), "/c/emberd/run".into()], &usual[..], &[home.join("mine/run/tiny")]].concat();
         assert_eq!(given(&all, &[]), expected);

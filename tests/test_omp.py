@@ -106,8 +106,8 @@ def tag(path: Path) -> str:
     [
         ({}, ".omp/agent"),
         ({"PI_CONFIG_DIR": ".other"}, ".other/agent"),
-        ({"OMP_PROFILE": "work"}, ".omp/profiles/work/agent"),
-        ({"PI_PROFILE": "work"}, ".omp/profiles/work/agent"),
+        ({"OMP_PROFILE": "wren"}, ".omp/profiles/wren/agent"),
+        ({"PI_PROFILE": "wren"}, ".omp/profiles/wren/agent"),
         ({"PI_CODING_AGENT_DIR": "{home}/agent"}, "agent"),
         ({"XDG_CACHE_HOME": "{home}/xdg"}, "xdg/omp"),
     ],
@@ -267,20 +267,20 @@ def test_a_worker_that_does_not_come_up_is_no_success(user: User) -> None:
 
 @on_linux
 def test_each_profile_removes_its_own(user: User) -> None:
-    work = {"OMP_PROFILE": "work"}
+    work = {"OMP_PROFILE": "wren"}
     for env in ({}, work):
         user.does("install", **env)
         user.does("install", "--keep", KEY, EMBERD_ENGINE="mock", **env)
     units = user.home / ".config/systemd/user"
     text = user.does("status", **work)
-    assert f"{units / f'emberd-omp-work-{KEY}-onnx.service'}: tag {TAG}, as omp expects it\n" in text
+    assert f"{units / f'emberd-omp-wren-{KEY}-onnx.service'}: tag {TAG}, as omp expects it\n" in text
     assert f"{units / f'emberd-omp-{KEY}-onnx.service'}: tag {TAG}, for another profile\n" in text
     said = user.does("uninstall")
-    assert f"{units / f'emberd-omp-work-{KEY}-onnx.service'} is left alone" in said
-    assert [path.name for path in units.iterdir()] == [f"emberd-omp-work-{KEY}-onnx.service"]
-    place = f"profiles/work/agent/{PLACE}/bin/python"
+    assert f"{units / f'emberd-omp-wren-{KEY}-onnx.service'} is left alone" in said
+    assert [path.name for path in units.iterdir()] == [f"emberd-omp-wren-{KEY}-onnx.service"]
+    place = f"profiles/wren/agent/{PLACE}/bin/python"
     assert (user.home / ".omp" / place).exists()
-    assert tag(socket(user, root=".omp/profiles/work")) == TAG
+    assert tag(socket(user, root=".omp/profiles/wren")) == TAG
     assert "nothing of emberd's is installed\n" in user.does("uninstall")
     user.does("uninstall", **work)
     assert not (user.home / ".omp" / place).exists()

@@ -303,8 +303,8 @@ mod tests {
         assert_eq!(service.words, words.concat());
         assert_eq!(service.name, "emberd-omp-llama3.2_3b-onnx");
         assert_eq!(service.environment, []);
-        let of_work = kept("lfm2.5-230m", "t", &[]).name(&places(&[("HOME", "/home/ada"), ("OMP_PROFILE", "work")]));
-        assert_eq!(of_work, "emberd-omp-work-lfm2.5-230m-onnx");
+        let of_work = kept("lfm2.5-230m", "t", &[]).name(&places(&[("HOME", "/home/ada"), ("OMP_PROFILE", "wren")]));
+        assert_eq!(of_work, "emberd-omp-wren-lfm2.5-230m-onnx");
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
             ("HF_TOKEN", "secret"),
             ("HF_ENDPOINT", ""),
             ("OMP_PROFILE", ""),
-            ("PI_PROFILE", "work"),
+            ("PI_PROFILE", "wren"),
             ("PI_CONFIG_DIR", "./.omp"),
             ("EMBERD_PYTHON", "python3"),
             ("UNRELATED", "x"),
@@ -328,7 +328,7 @@ mod tests {
             ("HF_HUB_CACHE", "~/hub"),
             ("PI_CONFIG_DIR", "./.omp"),
             ("OMP_PROFILE", ""),
-            ("PI_PROFILE", "work"),
+            ("PI_PROFILE", "wren"),
             ("EMBERD_PYTHON", "python3"),
         ];
         let found = kept("lfm2.5-230m", "t", &given).environment;
@@ -364,7 +364,7 @@ mod tests {
     fn definitions_are_known_by_what_they_say_and_each_profile_removes_its_own() {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().to_str().unwrap();
-        let (plain, work) = (places(&[("HOME", folder)]), places(&[("HOME", folder), ("OMP_PROFILE", "work")]));
+        let (plain, work) = (places(&[("HOME", folder)]), places(&[("HOME", folder), ("OMP_PROFILE", "wren")]));
         assert_eq!(installed(&plain), Ok(Vec::new()));
         fs::create_dir_all(&plain.services).unwrap();
         let tag = "18.2.3|onnx|100% \"mine\" \\ & $x|";

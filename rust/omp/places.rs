@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn each_variable_moves_what_it_moves_for_omp() {
         let (omp, agent) = ("/home/ada/.omp", "/home/ada/.omp/agent");
-        let (work, of_work) = ("/home/ada/.omp/profiles/work", "/home/ada/.omp/profiles/work/agent");
+        let (work, of_work) = ("/home/ada/.omp/profiles/wren", "/home/ada/.omp/profiles/wren/agent");
         type Row<'a> = (&'a [(&'a str, &'a str)], (&'a str, &'a str));
         let table: &[Row<'_>] = &[
             (&[], (omp, agent)),
@@ -114,14 +114,14 @@ mod tests {
             (&[("PI_CONFIG_DIR", "x")], ("/home/ada/x", "/home/ada/x/agent")),
             (&[("PI_CONFIG_DIR", "./../bob/.x")], ("/home/bob/.x", "/home/bob/.x/agent")),
             (&[("PI_CONFIG_DIR", "/x/y")], ("/home/ada/x/y", "/home/ada/x/y/agent")),
-            (&[("OMP_PROFILE", "work")], (work, of_work)),
-            (&[("PI_PROFILE", " work ")], (work, of_work)),
-            (&[("OMP_PROFILE", "work"), ("PI_PROFILE", "play")], (work, of_work)),
-            (&[("OMP_PROFILE", ""), ("PI_PROFILE", "work")], (omp, agent)),
+            (&[("OMP_PROFILE", "wren")], (work, of_work)),
+            (&[("PI_PROFILE", " wren ")], (work, of_work)),
+            (&[("OMP_PROFILE", "wren"), ("PI_PROFILE", "play")], (work, of_work)),
+            (&[("OMP_PROFILE", ""), ("PI_PROFILE", "wren")], (omp, agent)),
             (&[("OMP_PROFILE", "default")], (omp, agent)),
             (&[("PI_CODING_AGENT_DIR", "/d")], (omp, "/d")),
-            (&[("PI_CODING_AGENT_DIR", "/d"), ("OMP_PROFILE", "work")], (work, of_work)),
-            (&[("PI_CODING_AGENT_DIR", of_work), ("OMP_PROFILE", ""), ("PI_PROFILE", "work")], (omp, agent)),
+            (&[("PI_CODING_AGENT_DIR", "/d"), ("OMP_PROFILE", "wren")], (work, of_work)),
+            (&[("PI_CODING_AGENT_DIR", of_work), ("OMP_PROFILE", ""), ("PI_PROFILE", "wren")], (omp, agent)),
             (&[("XDG_STATE_HOME", "/nowhere"), ("XDG_CACHE_HOME", "/nowhere")], (omp, agent)),
         ];
         for (variables, (root, cache)) in table {
@@ -134,11 +134,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let base = folder.path().to_str().unwrap();
         let xdg = [("XDG_STATE_HOME", base), ("XDG_CACHE_HOME", base)];
-        std::fs::create_dir_all(folder.path().join("omp/profiles/work")).unwrap();
+        std::fs::create_dir_all(folder.path().join("omp/profiles/wren")).unwrap();
         assert_eq!(of(&xdg), both(&format!("{base}/omp"), &format!("{base}/omp")));
         let with = |more: (&'static str, &'static str)| [xdg[0], xdg[1], more];
-        let work = format!("{base}/omp/profiles/work");
-        assert_eq!(of(&with(("OMP_PROFILE", "work"))), both(&work, &work));
+        let work = format!("{base}/omp/profiles/wren");
+        assert_eq!(of(&with(("OMP_PROFILE", "wren"))), both(&work, &work));
         let play = "/home/ada/.omp/profiles/play";
         assert_eq!(of(&with(("OMP_PROFILE", "play"))), both(play, &format!("{play}/agent")), "this profile has not moved");
         assert_eq!(of(&with(("PI_CODING_AGENT_DIR", "/d"))), both("/home/ada/.omp", "/d"), "an agent folder that is given is not moved");
