@@ -20,7 +20,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True, help="tokens of each answer")
     parser.add_argument("--prompt-tokens", type=int, required=True, dest="context", help="prompt tokens of each row")
     parser.add_argument("--threads", type=int, required=True, help="compute threads")
-    parser.add_argument("--spin", action="store_true", help="let idle compute threads spin")
+    parser.add_argument(
+        "--spin",
+        action=argparse.BooleanOptionalAction,
+        help="idle compute threads spin for ever or never, not for a moment",
+    )
     parser.add_argument(
         "--ragged", action="store_true", help="rows whose lengths differ by one each, as those that joined in turn"
     )

@@ -32,6 +32,7 @@ if importlib.util.find_spec("emberd._core") is None:
     sys.modules["emberd._core"] = fakeport
 
 from emberd import loop  # noqa: E402
+from emberd.session import SPIN_BACKOFF, SPIN_US  # noqa: E402
 
 if TYPE_CHECKING:
     from emberd._core import Port
@@ -120,7 +121,10 @@ def bare(options: argparse.Namespace, batch: int) -> Iterator[Cost]:
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads
     settings.inter_op_num_threads = 1
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spin else "0")
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0" if options.spin is False else "1")
+    if options.spin is None:  # as the engine does it
+        settings.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+        settings.add_session_config_entry("session.intra_op.spin_backoff_max", str(SPIN_BACKOFF))
     path = Path(options.folder)
     session = ort.InferenceSession(str(path / "model.onnx"), settings, providers=["CPUExecutionProvider"])
     context = json.loads((path / "config.json").read_text())["max_position_embeddings"]
@@ -171,7 +175,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65, help="tokens of each answer")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--long", type=int, default=512, help="prompt tokens of the first-token measurement")
-    parser.add_argument("--spin", action="store_true")
+    parser.add_argument("--spin", action=argparse.BooleanOptionalAction, help="for ever or never, not for a moment")
     parser.add_argument("--equal", dest="ragged", action="store_false", help="give the bare loop rows of one length")
     options = parser.parse_args()
     ways = {"greedy": None, "sampled": fakeport.Sampling(temperature=0.8, top_p=0.95, seed=1)}

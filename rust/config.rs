@@ -187,7 +187,10 @@ pub struct Engine {
     /// Memory for each model to keep prompts and answers in, so that what begins like them is not read again; 0 keeps none [default: an eighth of the free memory, at most 1 GiB; of a worker, 32 MiB]
     #[arg(long, env = "EMBERD_CACHE_BYTES", value_name = "BYTES", hide_env_values = true)]
     pub cache_bytes: Option<u64>,
-    /// Let compute threads spin while they wait: faster alone, slower beside other work [default: the engine's]
+    /// Memory for the keys and values of the requests that run together; what does not fit waits [default: half of the free memory]
+    #[arg(long, env = "EMBERD_KV_BYTES", value_name = "BYTES", hide_env_values = true)]
+    pub kv_bytes: Option<u64>,
+    /// Let compute threads spin for ever while they wait, or never: the first is faster alone, the second beside other work [default: spin for a moment]
     #[arg(long, value_name = "BOOL")]
     pub spin: Option<bool>,
     /// Requests that may wait for a place in the engine; the next is refused
@@ -205,6 +208,7 @@ impl Engine {
             context_length: self.context,
             prefill_chunk: self.prefill_chunk,
             cache_bytes: self.cache_bytes,
+            kv_bytes: self.kv_bytes,
             spin: self.spin,
         }
     }

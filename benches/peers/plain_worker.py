@@ -34,7 +34,9 @@ class Model:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         settings = ort.SessionOptions()
         settings.intra_op_num_threads, settings.inter_op_num_threads = threads, 1
-        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # As emberd does it (`py/emberd/session.py`).
+        settings.add_session_config_entry("session.intra_op.spin_duration_us", "20")
+        settings.add_session_config_entry("session.intra_op.spin_backoff_max", "64")
         self._session = ort.InferenceSession(str(folder / "model.onnx"), settings, providers=["CPUExecutionProvider"])
         self._window = config["max_position_embeddings"]
         self._mask = np.zeros((1, self._window), np.int64)

@@ -10,6 +10,7 @@ __all__ = [
     "Cancel",
     "Capabilities",
     "Doors",
+    "Forget",
     "Launch",
     "Port",
     "PortError",
@@ -77,7 +78,18 @@ class Sampling:
 class Admit:
     """A new request."""
 
-    def __new__(cls, id: int, prompt: list[int], max_tokens: int, sampling: Sampling | None = None) -> Admit: ...
+    def __new__(
+        cls,
+        id: int,
+        prompt: list[int],
+        max_tokens: int,
+        sampling: Sampling | None = None,
+        *,
+        speculation: int | None = None,
+        salt: str = "",
+        start_from: int | None = None,
+        save_as: int | None = None,
+    ) -> Admit: ...
     @property
     def id(self) -> int:
         """Never used twice in the life of the process."""
@@ -90,6 +102,18 @@ class Admit:
     @property
     def sampling(self) -> Sampling | None:
         """`None` for plain greedy decoding."""
+    @property
+    def speculation(self) -> int | None:
+        """How many tokens ahead may be guessed and checked in one pass; 0 none, `None` as many as the engine thinks best."""
+    @property
+    def salt(self) -> str:
+        """Only what requests of the same salt left may be reused."""
+    @property
+    def start_from(self) -> int | None:
+        """The one snapshot that may be reused; `None` allows all of the salt."""
+    @property
+    def save_as(self) -> int | None:
+        """The name under which prompt and answer are kept from the finish on."""
 
 @final
 class Cancel:
@@ -99,6 +123,15 @@ class Cancel:
     @property
     def id(self) -> int:
         """The request to forget."""
+
+@final
+class Forget:
+    """Nobody will start from this snapshot any more."""
+
+    def __new__(cls, snapshot: int) -> Forget: ...
+    @property
+    def snapshot(self) -> int:
+        """A name that a request was told to save as."""
 
 @final
 class Capabilities:
@@ -130,6 +163,7 @@ class Settings:
         context_length: int | None = None,
         prefill_chunk: int | None = None,
         cache_bytes: int | None = None,
+        kv_bytes: int | None = None,
         spin: bool | None = None,
     ) -> Settings: ...
     @property
@@ -148,16 +182,19 @@ class Settings:
     def cache_bytes(self) -> int | None:
         """Bytes for what is kept of prompts and answers for later ones; 0 keeps nothing."""
     @property
+    def kv_bytes(self) -> int | None:
+        """Bytes for the keys and values of the requests that run."""
+    @property
     def spin(self) -> bool | None:
-        """Whether idle threads of a pass wait by spinning."""
+        """Whether idle threads of a pass wait by spinning: for ever or never."""
 
 @final
 class Port:
     """An engine's side of the port."""
 
     def ready(self, capabilities: Capabilities) -> None: ...
-    def wait(self) -> list[Admit | Cancel] | None: ...
-    def poll(self) -> list[Admit | Cancel] | None: ...
+    def wait(self) -> list[Admit | Cancel | Forget] | None: ...
+    def poll(self) -> list[Admit | Cancel | Forget] | None: ...
     def push(
         self,
         steps: list[
@@ -224,8 +261,20 @@ class Reader:
 class Doors:
     """The doors' side of a port, for tests of engines and loops without a door."""
 
-    def submit(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None) -> Reader:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling | None = None,
+        *,
+        speculation: int | None = None,
+        salt: str = "",
+        start_from: int | None = None,
+        save_as: int | None = None,
+    ) -> Reader:
         """Queues a request. Raises `RuntimeError` with the reason when it is refused."""
+    def forget(self, snapshot: int) -> None:
+        """Gives up a snapshot."""
     def load(self) -> tuple[int, int]:
         """Requests that wait, and requests in the engine."""
     def close(self) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
-    from emberd._core import Admit, Cancel, Capabilities, Sampling, Settings
+    from emberd._core import Admit, Cancel, Capabilities, Forget, Sampling, Settings
     from emberd.sampling import Sampler
 
-    Order = Admit | Cancel
-    """One thing the other side asks for; an `Admit` has a `prompt`, a `Cancel` has not."""
+    Order = Admit | Cancel | Forget
+    """One thing the other side asks for."""
 
 Logprob = tuple[float, list[tuple[int, float]]]
 """The natural logarithm of a token's probability, and the likeliest tokens with theirs."""
@@ -72,8 +72,13 @@ class EngineModule(Protocol):
 
 
 def is_admit(order: Order) -> TypeGuard[Admit]:
-    """Tells an `Admit` from a `Cancel` without importing either; reading `prompt` would copy it."""
+    """Tells an `Admit` from the others without importing it; reading `prompt` would copy it."""
     return hasattr(order, "max_tokens")
+
+
+def is_cancel(order: Order) -> TypeGuard[Cancel]:
+    """Tells a `Cancel` from the others."""
+    return not hasattr(order, "snapshot") and not is_admit(order)
 
 
 class Request:
@@ -90,8 +95,12 @@ class Request:
         "max_tokens",
         "prompt",
         "row",
+        "salt",
         "sampler",
         "sampling",
+        "save_as",
+        "speculation",
+        "start_from",
     )
 
     def __init__(self, order: Admit) -> None:
@@ -101,6 +110,10 @@ class Request:
         self.sampling: Sampling | None = order.sampling
         self.sampler: Sampler | None = None
         """What chooses its tokens, from the first one on; kept by the engine."""
+        self.speculation: int | None = order.speculation
+        self.salt: str = order.salt
+        self.start_from: int | None = order.start_from
+        self.save_as: int | None = order.save_as
         self.logprobs: list[Logprob] = []
         """Of the tokens that have been chosen and not been handed over yet, where they were asked for."""
         self.done = 0

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
-from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit
+from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel
 from emberd.kv import BLOCK
 from emberd.rows import Rows
 from emberd.session import Model, give_back
@@ -82,7 +82,7 @@ class OnnxEngine:
             request = Request(order)
             request.done = self._kept(request)
             self._prompts.append(request)
-        else:
+        elif is_cancel(order):
             self.drop((order.id,))
 
     def step(self) -> list[Step]:

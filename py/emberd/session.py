@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from emberd._core import Settings
 
 DEFAULT_MAX_BATCH = 16
+
+SPIN_US = 20
+"""How long a compute thread with nothing to do looks for work before it sleeps, unless the user says."""
+
+SPIN_BACKOFF = 64
+"""The most pauses of the processor between two such looks; fewer take more from what else runs on the cores."""
+
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 _MANIFEST = "emberd.json"
 """What lies in a folder that `emberd models pull` made, whose one graph is of no dtype."""
@@ -122,9 +129,14 @@ def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = at_least_one("threads", settings.threads, physical_cores())
     options.inter_op_num_threads = 1
-    # Spinning gains a little on idle cores and loses most of the speed on busy ones: with other work on two cores one
-    # sequence fell from 85 to 16 steps/s. A machine that runs programs beside the model is the ordinary case here.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if settings.spin else "0")
+    # Threads that wait for the next piece of a pass wake late (a step of one sequence 14 ms; spinning for ever, 11), but on cores
+    # that others use too, those that spin take the time of those that work (16 ms; 24). A short wait has nearly all of
+    # the one and little of the other (11; 17).
+    spin = settings.spin
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if spin is False else "1")
+    if spin is None:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+        options.add_session_config_entry("session.intra_op.spin_backoff_max", str(SPIN_BACKOFF))
     options.log_severity_level = 4  # an error is raised as well: it need not be printed
     try:
         return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])

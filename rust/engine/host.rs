@@ -28,7 +28,9 @@ pub struct Settings {
     pub prefill_chunk: Option<u32>,
     /// Bytes of memory for what is kept of prompts and answers, so that later prompts start where they agree; 0 keeps nothing.
     pub cache_bytes: Option<u64>,
-    /// Whether compute threads spin while they wait.
+    /// Bytes of memory for the keys and values of the requests that run.
+    pub kv_bytes: Option<u64>,
+    /// Whether compute threads spin while they wait: for ever or never; the engine's own choice may lie between.
     pub spin: Option<bool>,
 }
 

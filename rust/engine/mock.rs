@@ -138,6 +138,7 @@ impl Mock {
                     }
                     Order::Admit(admit) => sequences.push(self.admit(&admit)),
                     Order::Cancel(id) => sequences.retain(|sequence| sequence.id != id),
+                    Order::Forget(_) => {}
                 }
             }
             match self.fault {

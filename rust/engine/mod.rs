@@ -12,9 +12,12 @@ pub mod step;
 
 pub use generation::{Chunk, Generation, Timing};
 pub use host::{Launch, Launcher, Launches, Settings};
-pub use order::{Admit, Order, Sampling};
+pub use order::{Admit, Order, Reuse, Sampling};
 pub use port::{Capabilities, Client, Engine, Place, Port, PortError, Request};
 pub use step::{Finish, Logprob, Step};
 
 /// A request's number: never used twice in the life of its port.
 pub type Id = u64;
+
+/// A snapshot's name: whoever asks for it to be kept chooses one that is not in use.
+pub type SnapshotId = u64;

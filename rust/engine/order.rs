@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::Id;
+use crate::engine::{Id, SnapshotId};
 use crate::error::{Code, Error, Result};
 
 /// How the next id is chosen from the logits. Every field has a neutral value; [`Sampling::default`] is plain greedy decoding.
@@ -98,6 +98,19 @@ impl Sampling {
     }
 }
 
+/// What a request may start from, of the keys and values that earlier ones left, and what it leaves for later ones.
+///
+/// What is kept is found by its ids: it is a prefix of the prompt, whoever left it. These say which of it may be used.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reuse {
+    /// Only what requests of the same salt left is used; the empty one is a salt like any other.
+    pub salt: Arc<str>,
+    /// Only what this snapshot holds may be used, and nothing where the engine has it no more; `None` allows all of the salt.
+    pub start_from: Option<SnapshotId>,
+    /// The name under which prompt and answer are kept, from the request's finish until it is forgotten.
+    pub save_as: Option<SnapshotId>,
+}
+
 /// A new request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Admit {
@@ -109,6 +122,10 @@ pub struct Admit {
     pub max_tokens: u32,
     /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
+    /// How many ids ahead may be guessed and checked in one pass: 0 none, `None` as many as the engine thinks best. Changes the pace, never the ids.
+    pub speculation: Option<u32>,
+    /// What it may start from, and what it leaves.
+    pub reuse: Reuse,
 }
 
 /// One order to an engine.
@@ -118,4 +135,6 @@ pub enum Order {
     Admit(Admit),
     /// Nobody reads this request any more.
     Cancel(Id),
+    /// Nobody will start from this snapshot any more. What it holds may stay, as long as there is room.
+    Forget(SnapshotId),
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use crate::engine::generation::Inbox;
-use crate::engine::{Admit, Id, Order, Step};
+use crate::engine::{Admit, Id, Order, SnapshotId, Step};
 use crate::error::{Code, Error, Result};
 
 mod doors;
@@ -95,6 +95,8 @@ struct State {
     running: HashMap<Id, Running>,
     /// Abandoned after they were handed over, and the engine not told yet.
     gone: Vec<Id>,
+    /// Snapshots that have been given up, and the engine not told yet.
+    forgotten: Vec<SnapshotId>,
     /// Places in the queue that are held for requests to come.
     held: usize,
     tokens: u64,
@@ -123,6 +125,7 @@ impl Shared {
             }
             state.phase = phase.clone();
             state.gone.clear();
+            state.forgotten.clear();
             (std::mem::take(&mut state.waiting), std::mem::take(&mut state.running))
         };
         self.orders.notify_all();
@@ -156,6 +159,7 @@ pub fn port(queue_limit: usize) -> (Engine, Port) {
             waiting: VecDeque::new(),
             running: HashMap::new(),
             gone: Vec::new(),
+            forgotten: Vec::new(),
             held: 0,
             tokens: 0,
             progress: Instant::now(),
@@ -396,7 +400,7 @@ fn failure(message: &str) -> Error {
     error
 }
 
-/// What the engine has not been told yet: cancellations first, since they make room, then as many requests as it has places.
+/// What the engine has not been told yet: cancellations and given-up snapshots first, since they make room, then as many requests as it has places.
 fn take(state: &mut State, call: &'static str) -> Result<Option<Vec<Order>>, PortError> {
     let capabilities = match &state.phase {
         Phase::Ready(capabilities) => Arc::clone(capabilities),
@@ -409,6 +413,7 @@ fn take(state: &mut State, call: &'static str) -> Result<Option<Vec<Order>>, Por
         state.running.remove(&id);
         orders.push(Order::Cancel(id));
     }
+    orders.extend(std::mem::take(&mut state.forgotten).into_iter().map(Order::Forget));
     for Waiting { client, admit, inbox } in turns::next(state, capabilities.max_batch as usize) {
         inbox.taken();
         let logprobs = admit.sampling.as_ref().is_some_and(|sampling| sampling.top_logprobs.is_some());

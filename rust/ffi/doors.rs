@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use emberd::engine::{self, Id};
+use emberd::engine::{self, Id, SnapshotId};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -33,14 +33,30 @@ pub(crate) struct Reader {
 #[pymethods]
 impl Doors {
     /// Queues a request.
-    #[pyo3(signature = (prompt, max_tokens, sampling=None))]
-    fn submit(&self, prompt: Vec<u32>, max_tokens: u32, sampling: Option<&Bound<'_, Sampling>>) -> PyResult<Reader> {
+    #[pyo3(signature = (prompt, max_tokens, sampling=None, *, speculation=None, salt="", start_from=None, save_as=None))]
+    #[allow(clippy::too_many_arguments)] // Named ones, in Python.
+    fn submit(
+        &self,
+        prompt: Vec<u32>,
+        max_tokens: u32,
+        sampling: Option<&Bound<'_, Sampling>>,
+        speculation: Option<u32>,
+        salt: &str,
+        start_from: Option<SnapshotId>,
+        save_as: Option<SnapshotId>,
+    ) -> PyResult<Reader> {
         let sampling = sampling.map(|sampling| sampling.get().into());
+        let reuse = engine::Reuse { salt: salt.into(), start_from, save_as };
         let generation = self
             .engine
-            .submit(engine::Request { prompt, max_tokens, sampling })
+            .submit(engine::Request { prompt, max_tokens, sampling, speculation, reuse })
             .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         Ok(Reader { id: generation.id(), generation: Mutex::new(Some(generation)) })
+    }
+
+    /// Gives up a snapshot.
+    fn forget(&self, snapshot: SnapshotId) {
+        self.engine.forget(snapshot);
     }
 
     /// Requests that wait, and requests in the engine.

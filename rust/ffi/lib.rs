@@ -15,7 +15,7 @@ mod _core {
     #[pymodule_export]
     use crate::doors::{Doors, Reader, port};
     #[pymodule_export]
-    use crate::port::{Admit, Cancel, Capabilities, Launch, Port, PortError, Settings};
+    use crate::port::{Admit, Cancel, Capabilities, Forget, Launch, Port, PortError, Settings};
     #[pymodule_export]
     use crate::sampling::Sampling;
 }

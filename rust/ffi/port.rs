@@ -4,7 +4,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use emberd::engine::{self, Finish, Id, Logprob, Order, Step};
+use emberd::engine::{self, Finish, Id, Logprob, Order, SnapshotId, Step};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -28,14 +28,50 @@ pub(crate) struct Admit {
     #[pyo3(get)]
     max_tokens: u32,
     sampling: Option<Sampling>,
+    #[pyo3(get)]
+    speculation: Option<u32>,
+    reuse: engine::Reuse,
+}
+
+impl From<engine::Admit> for Admit {
+    fn from(admit: engine::Admit) -> Self {
+        let engine::Admit { id, prompt, max_tokens, sampling, speculation, reuse } = admit;
+        Self { id, prompt, max_tokens, sampling: sampling.map(Sampling::from), speculation, reuse }
+    }
 }
 
 #[pymethods]
 impl Admit {
     #[new]
-    #[pyo3(signature = (id, prompt, max_tokens, sampling=None))]
-    fn new(id: Id, prompt: Vec<u32>, max_tokens: u32, sampling: Option<&Bound<'_, Sampling>>) -> Self {
-        Self { id, prompt, max_tokens, sampling: sampling.map(|sampling| sampling.get().clone()) }
+    #[pyo3(signature = (id, prompt, max_tokens, sampling=None, *, speculation=None, salt="", start_from=None, save_as=None))]
+    #[allow(clippy::too_many_arguments)] // Named ones, in Python.
+    fn new(
+        id: Id,
+        prompt: Vec<u32>,
+        max_tokens: u32,
+        sampling: Option<&Bound<'_, Sampling>>,
+        speculation: Option<u32>,
+        salt: &str,
+        start_from: Option<SnapshotId>,
+        save_as: Option<SnapshotId>,
+    ) -> Self {
+        let reuse = engine::Reuse { salt: salt.into(), start_from, save_as };
+        Self { id, prompt, max_tokens, sampling: sampling.map(|sampling| sampling.get().clone()), speculation, reuse }
+    }
+
+    #[getter]
+    fn salt(&self) -> &str {
+        &self.reuse.salt
+    }
+
+    #[getter]
+    fn start_from(&self) -> Option<SnapshotId> {
+        self.reuse.start_from
+    }
+
+    #[getter]
+    fn save_as(&self) -> Option<SnapshotId> {
+        self.reuse.save_as
     }
 
     /// A new list at every access.
@@ -70,6 +106,25 @@ impl Cancel {
 
     fn __repr__(&self) -> String {
         format!("Cancel(id={})", self.id)
+    }
+}
+
+/// Nobody will start from this snapshot any more.
+#[pyclass(frozen, module = "emberd._core")]
+pub(crate) struct Forget {
+    #[pyo3(get)]
+    snapshot: SnapshotId,
+}
+
+#[pymethods]
+impl Forget {
+    #[new]
+    fn new(snapshot: SnapshotId) -> Self {
+        Self { snapshot }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Forget(snapshot={})", self.snapshot)
     }
 }
 
@@ -125,16 +180,17 @@ pub(crate) struct Settings {
 #[pymethods]
 impl Settings {
     #[new]
-    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, spin=None))]
+    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, kv_bytes=None, spin=None))]
     fn new(
         threads: Option<u32>,
         max_batch: Option<u32>,
         context_length: Option<u32>,
         prefill_chunk: Option<u32>,
         cache_bytes: Option<u64>,
+        kv_bytes: Option<u64>,
         spin: Option<bool>,
     ) -> Self {
-        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, cache_bytes, spin } }
+        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, cache_bytes, kv_bytes, spin } }
     }
 
     #[getter]
@@ -160,6 +216,11 @@ impl Settings {
     #[getter]
     fn cache_bytes(&self) -> Option<u64> {
         self.settings.cache_bytes
+    }
+
+    #[getter]
+    fn kv_bytes(&self) -> Option<u64> {
+        self.settings.kv_bytes
     }
 
     #[getter]
@@ -301,11 +362,9 @@ fn list(py: Python<'_>, orders: Vec<Order>) -> PyResult<Bound<'_, PyList>> {
     let list = PyList::empty(py);
     for order in orders {
         match order {
-            Order::Admit(admit) => {
-                let sampling = admit.sampling.map(Sampling::from);
-                list.append(Bound::new(py, Admit { id: admit.id, prompt: admit.prompt, max_tokens: admit.max_tokens, sampling })?)?;
-            }
+            Order::Admit(admit) => list.append(Bound::new(py, Admit::from(admit))?)?,
             Order::Cancel(id) => list.append(Bound::new(py, Cancel { id })?)?,
+            Order::Forget(snapshot) => list.append(Bound::new(py, Forget { snapshot })?)?,
         }
     }
     Ok(list)

@@ -380,7 +380,7 @@ impl Model {
     /// # Errors
     /// As [`Place::submit`].
     pub fn answer_at(&self, place: Place, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
-        let generation = place.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling })?;
+        let generation = place.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling, ..Request::default() })?;
         Ok(Answer::new(generation, self.prompter.tokenizer(), ask.stop, ask.include_stop))
     }
 }

@@ -41,11 +41,20 @@ class Admit:
     prompt: list[int]
     max_tokens: int
     sampling: Sampling | None = None
+    speculation: int | None = None
+    salt: str = ""
+    start_from: int | None = None
+    save_as: int | None = None
 
 
 @dataclass(frozen=True)
 class Cancel:
     id: int
+
+
+@dataclass(frozen=True)
+class Forget:
+    snapshot: int
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class Settings:
     spin: bool | None = None
     prefill_chunk: int | None = None
     cache_bytes: int | None = None
+    kv_bytes: int | None = None
 
 
 @dataclass
@@ -87,7 +97,7 @@ class FakePort:
     waits: int = 0
 
     def __post_init__(self) -> None:
-        self._schedule: dict[int, list[Admit | Cancel]] = defaultdict(list)
+        self._schedule: dict[int, list[Admit | Cancel | Forget]] = defaultdict(list)
         self._leaving: dict[int, list[int]] = defaultdict(list)
         self._queue: list[Admit] = []
         self._inside: dict[int, Admit] = {}
@@ -99,7 +109,7 @@ class FakePort:
 
     # What a test does.
 
-    def at(self, step: int, *orders: Admit | Cancel) -> FakePort:
+    def at(self, step: int, *orders: Admit | Cancel | Forget) -> FakePort:
         """Schedules orders for the first call after `step` pushes."""
         self._schedule[step].extend(orders)
         return self
@@ -122,7 +132,7 @@ class FakePort:
             self._refuse("ready was called twice")
         self.capabilities = capabilities
 
-    def wait(self) -> list[Admit | Cancel] | None:
+    def wait(self) -> list[Admit | Cancel | Forget] | None:
         self._check()
         self.waits += 1
         if self._inside:
@@ -135,7 +145,7 @@ class FakePort:
             self._schedule[len(self.pushes)] += self._schedule.pop(min(later))
         return self._orders()
 
-    def poll(self) -> list[Admit | Cancel] | None:
+    def poll(self) -> list[Admit | Cancel | Forget] | None:
         self._check()
         return self._orders()
 
@@ -187,17 +197,19 @@ class FakePort:
     def _due(self) -> bool:
         return any(orders and step <= len(self.pushes) for step, orders in self._schedule.items())
 
-    def _orders(self) -> list[Admit | Cancel] | None:
+    def _orders(self) -> list[Admit | Cancel | Forget] | None:
         self._asked = True
         if self._close_step is not None and len(self.pushes) >= self._close_step:
             self._closed = True
         if self._closed:
             return None
         assert self.capabilities is not None
-        orders: list[Admit | Cancel] = []
+        orders: list[Admit | Cancel | Forget] = []
         for step in sorted(each for each in self._schedule if each <= len(self.pushes)):
             for order in self._schedule.pop(step):
-                if isinstance(order, Admit):
+                if isinstance(order, Forget):
+                    orders.append(order)
+                elif isinstance(order, Admit):
                     assert order.id not in self._known, "a test uses an id twice"
                     assert len(order.prompt) + order.max_tokens <= self.capabilities.context_length
                     self._known.add(order.id)

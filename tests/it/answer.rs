@@ -26,7 +26,7 @@ impl Rig {
 
     /// An answer that the engine has been told of.
     fn answer(&self, stop: &[&str], include_stop: bool) -> (u64, Answer) {
-        let generation = self.engine.submit(Request { prompt: vec![1, 2, 3], max_tokens: 1000, sampling: None }).unwrap();
+        let generation = self.engine.submit(Request { prompt: vec![1, 2, 3], max_tokens: 1000, ..Request::default() }).unwrap();
         let orders = self.port.wait().unwrap().unwrap();
         let Order::Admit(admit) = &orders[0] else { panic!("{orders:?}") };
         let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
@@ -158,7 +158,7 @@ proptest! {
 /// What a reader is told of an answer with these tokens, each step read before the next: the pieces, each with its tokens.
 async fn told(stop: &[&str], steps: &[&[u32]], finish: Option<Finish>, rig: &Rig) -> Vec<(String, Vec<String>)> {
     let sampling = Some(Sampling { top_logprobs: Some(1), ..Sampling::default() });
-    let generation = rig.engine.submit(Request { prompt: vec![1], max_tokens: 1000, sampling }).unwrap();
+    let generation = rig.engine.submit(Request { prompt: vec![1], max_tokens: 1000, sampling, ..Request::default() }).unwrap();
     rig.port.wait().unwrap();
     let (id, mut answer) =
         (generation.id(), Answer::new(generation, &rig.tokenizer, stop.iter().map(|s| (*s).to_owned()).collect(), false));

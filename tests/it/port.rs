@@ -6,7 +6,7 @@ use std::thread;
 
 use emberd::engine::mock::{Fault, Mock, Pace, vocabulary};
 use emberd::engine::port::{Engine, Phase, Port, PortError, Request, port};
-use emberd::engine::{Capabilities, Chunk, Client, Finish, Generation, Id, Logprob, Order, Sampling, Settings, Step, host};
+use emberd::engine::{Capabilities, Chunk, Client, Finish, Generation, Id, Logprob, Order, Reuse, Sampling, Settings, Step, host};
 use emberd::error::Code;
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn ready(max_batch: u32) -> (Engine, Port) {
 }
 
 fn request(max_tokens: u32) -> Request {
-    Request { prompt: vec![1, 2, 3], max_tokens, sampling: None }
+    Request { prompt: vec![1, 2, 3], max_tokens, ..Request::default() }
 }
 
 fn step(id: Id, tokens: &[u32], finish: Option<Finish>) -> Step {
@@ -201,7 +201,7 @@ fn a_full_queue_refuses_and_names_its_limit() {
 #[test]
 fn requests_that_cannot_be_are_refused_before_they_queue() {
     let (engine, _port) = ready(1);
-    let of = |prompt: Vec<u32>, max_tokens| engine.submit(Request { prompt, max_tokens, sampling: None }).err().unwrap();
+    let of = |prompt: Vec<u32>, max_tokens| engine.submit(Request { prompt, max_tokens, ..Request::default() }).err().unwrap();
     assert_eq!(of(vec![], 1).code, Code::InvalidValue);
     assert_eq!(of(vec![1], 0).code, Code::InvalidValue);
     assert_eq!(of(vec![50], 1).code, Code::InvalidValue);
@@ -460,6 +460,7 @@ proptest! {
                                 inside.insert(admit.id);
                             }
                             Order::Cancel(id) => tell(&mut told, &left, &mut inside, id),
+                            Order::Forget(snapshot) => panic!("nobody gave up {snapshot}"),
                         }
                     }
                     prop_assert!(inside.len() <= 3);
@@ -567,4 +568,19 @@ fn sampling_that_cannot_be_never_reaches_the_engine() {
     assert_eq!(admitted(&port), [] as [Id; 0]);
     let edge = Sampling { temperature: 2.0, min_p: 1.0, logit_bias: [(49, 100.0)].into(), ..plain() };
     engine.submit(Request { sampling: Some(edge), ..request(3) }).unwrap();
+}
+
+#[test]
+fn what_a_request_may_reuse_and_what_is_given_up_reaches_the_engine() {
+    let (engine, port) = ready(1);
+    let reuse = Reuse { salt: "a".into(), start_from: Some(3), save_as: Some(4) };
+    let _reading = engine.submit(Request { speculation: Some(0), reuse: reuse.clone(), ..request(2) }).unwrap();
+    engine.forget(3);
+    let orders = port.wait().unwrap().unwrap();
+    let [Order::Forget(3), Order::Admit(admit)] = orders.as_slice() else { panic!("{orders:?}") };
+    assert_eq!((&admit.reuse, admit.speculation), (&reuse, Some(0)));
+    // Nothing waits for what is given up of an engine that is over.
+    engine.close();
+    engine.forget(4);
+    assert_eq!(port.poll().unwrap(), None);
 }

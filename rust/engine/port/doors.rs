@@ -9,11 +9,11 @@ use tokio::sync::watch;
 
 use super::{Capabilities, Client, Phase, Shared, State, Waiting};
 use crate::engine::generation::{Generation, Inbox};
-use crate::engine::{Admit, Sampling};
+use crate::engine::{Admit, Reuse, Sampling, SnapshotId};
 use crate::error::{Code, Error, Result};
 
 /// A request as the doors make it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Request {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
@@ -21,6 +21,10 @@ pub struct Request {
     pub max_tokens: u32,
     /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
+    /// How many ids ahead may be guessed: 0 none, `None` as many as the engine thinks best.
+    pub speculation: Option<u32>,
+    /// What it may start from, and what it leaves.
+    pub reuse: Reuse,
 }
 
 /// What an engine is doing now.
@@ -72,6 +76,16 @@ impl Engine {
         self.shared.end(Phase::Closed, &closed());
     }
 
+    /// Gives up a snapshot: no request will start from it any more. Of an engine that is over, or that has no such snapshot, nothing is asked.
+    pub fn forget(&self, snapshot: SnapshotId) {
+        let mut state = self.shared.lock();
+        if !matches!(state.phase, Phase::Failed(_) | Phase::Closed) {
+            state.forgotten.push(snapshot);
+            drop(state);
+            self.shared.orders.notify_one();
+        }
+    }
+
     /// Where the engine is, now and in future.
     #[must_use]
     pub fn phase(&self) -> watch::Receiver<Phase> {
@@ -116,7 +130,8 @@ impl Place {
             state.progress = Instant::now();
         }
         let prompt_tokens = request.prompt.len();
-        let admit = Admit { id, prompt: request.prompt, max_tokens: request.max_tokens, sampling: request.sampling };
+        let Request { prompt, max_tokens, sampling, speculation, reuse } = request;
+        let admit = Admit { id, prompt, max_tokens, sampling, speculation, reuse };
         state.waiting.push_back(Waiting { client: self.client, admit, inbox: Arc::clone(&inbox) });
         drop(state);
         self.shared.orders.notify_one();
