@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emberd._core import Capabilities
-from emberd.engine import EngineError, Fail, Request, Step, at_least_one, eos_ids, is_admit
+from emberd.engine import EngineError, Fail, Request, Step, at_least_one, eos_ids, is_admit, is_cancel
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -39,7 +39,7 @@ class EchoEngine:
         """Adds a request, or forgets one."""
         if is_admit(order):
             self._requests[order.id] = Request(order)
-        else:
+        elif is_cancel(order):
             self.drop([order.id])
 
     def step(self) -> list[Step]:
