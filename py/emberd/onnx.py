@@ -22,7 +22,7 @@ from emberd.budget import KvBudget, default_kv_bytes
 from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel, is_forget
 from emberd.kv import BLOCK
 from emberd.rows import Rows
-from emberd.schedule import BURST_CHUNKS, Pace, Queue
+from emberd.schedule import BURST_CHUNKS, SHORT, Pace, Queue
 from emberd.session import Model, give_back
 from emberd.snapshots import Snapshots, default_budget
 
@@ -151,7 +151,7 @@ class OnnxEngine:
         if not self._budget.could_hold(tokens):
             self._fail(request.id, self._no_room(f"the prompt of {tokens} tokens", tokens))
             return
-        request.done = self._kept(request)
+        self._look_up(request)
         self._prompts.add(request)
 
     def _no_room(self, what: str, tokens: int) -> str:
@@ -164,10 +164,10 @@ class OnnxEngine:
 
     def _may_begin(self, request: Request) -> bool:
         """Whether a request that has no row could have one: a row, and room for its text and for answers to grow."""
-        begun = len(self._prompts.begun())
-        if len(self._running) + begun >= self._max_batch:
+        others = len(self._running) + len(self._prompts.begun())
+        if others >= self._max_batch:
             return False
-        return self._budget.has(len(request.text), len(self._running)) or not (self._running or begun)
+        return not others or self._budget.has(len(request.text) + 1, others)
 
     def _next_prompt(self, longest: int | None = None) -> Request | None:
         """The prompt to read next; with `longest`, one that has no more tokens left than that."""
@@ -177,13 +177,16 @@ class OnnxEngine:
         """Reads some tokens of prompts: more of the first one and, where they fit, the whole of others."""
         steps: list[Step] = []
         paced = bool(self._running) and not self._burst
-        budget = self._pace.tokens() if paced else self._chunk
+        budget = self._chunk
+        self._look_up(first)
+        if paced:
+            budget = self._pace.tokens(self._prompts.unread, len(self._prompts))
+            if first.row is None and first.unread <= SHORT:
+                budget = min(max(budget, first.unread), self._chunk)
         passes: list[int] = []
         request: Request | None = first
         self._prompts.turn()
         while request is not None:
-            if request.row is None:
-                request.done = self._kept(request)  # More than when it came, or less.
             count = min(budget, request.unread)
             if request.unread == count + 1 and count < min(budget + 1, self._chunk):
                 count += 1  # A single token is no shorter than two, and its logits are others: see `READ_AGAIN`.
@@ -201,6 +204,8 @@ class OnnxEngine:
                     steps.append(step)
             # A prompt is not split just to fill a chunk up: two short passes cost more than one.
             request = self._next_prompt(budget) if budget > 0 else None
+            if request is not None:
+                self._look_up(request)
         self._pace.read(passes)
         return steps
 
@@ -333,8 +338,13 @@ class OnnxEngine:
             self._leave([row])
         # The last token of an answer has yet to go through the model.
         request.text = request.prompt + request.answer[:-1]
-        request.done = self._kept(request)
+        self._look_up(request)
         self._prompts.add_again(request)
+
+    def _look_up(self, request: Request) -> None:
+        """Finds what need not be read of a prompt that has not begun: more than when it came, or less."""
+        if request.row is None:
+            request.done = self._kept(request)
 
     def _kept(self, request: Request) -> int:
         """How many tokens of a text need not be read."""

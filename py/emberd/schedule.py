@@ -25,17 +25,24 @@ LEAST = 2
 """Tokens of a prompt that are read between two passes in any case: with none the prompt would never end, and a pass of
 one is no shorter (12 ms of the default model; 15 with two) and runs in kernels with other rounding."""
 
+SHORT = 64
+"""Tokens of a prompt that is read at once, whatever waits (110 ms of the default model): in pieces of what the bound
+allows it would take twice the work, and as many passes over few answers. Eight clients that chat lose a fifth so."""
+
 BURST_CHUNKS = 8
 """Chunks of prompts that are read before answers that have all just begun go on: what came together starts together."""
 
-_RECENT = 256
+_RECENT = 512
 """Gaps between tokens that tell what is usual now."""
-
-_ENOUGH = 64
-"""Gaps that have to be known before prompts count as part of what is usual."""
 
 _USUAL = 0.25
 """Share of the recent gaps that may be shorter than the usual one."""
+
+_GROWTH = 1.4
+"""How much longer than the usual gap one may last where the usual one has a prompt in it."""
+
+_PIECES = 3
+"""How many times as long pieces become by that, at most: as many gaps are certain as waiting prompts fill even then."""
 
 _FORGET = 0.95
 """What a pass still counts for after the next one, where the cost of passes is fitted."""
@@ -88,10 +95,11 @@ class _Cost:
 class Pace:
     """How many tokens of prompts may be read between two passes over the running answers.
 
-    No gap is to last longer than `bound` times a usual one. While prompts come now and then, the usual gap is a pass
-    over the answers alone. Where three in four of the recent gaps have had a prompt in them, the shortest of those is
-    the usual one: under load the pieces grow, since they cost the less a token the longer they are, and gaps stay as
-    even as before. The first passes after an idle time know no load.
+    No gap is to last longer than `bound` times a usual one. While prompts come one by one, the usual gap is a pass over
+    the answers alone; where several wait, a pass over these answers and theirs. Where three in four of the gaps have a
+    prompt in them, of those that were and those that the waiting prompts make certain, the shortest of these is the
+    usual one: under load the pieces grow little by little, since they cost the less a token the longer they are, and
+    gaps stay even. After an idle time no load is known.
     """
 
     def __init__(self, longest: int, bound: float = BOUND, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -135,12 +143,16 @@ class Pace:
             self._cost.add(passes[0], seconds)
         self._waited += seconds
 
-    def tokens(self) -> int:
-        """Prompt tokens that may be read now, while answers are running."""
+    def tokens(self, unread: int, prompts: int) -> int:
+        """Prompt tokens that may be read now, while answers are running, of so many in so many prompts that wait."""
         cost = self._cost
         if self._bound == math.inf or not self._decodes or not cost.each:
             return self._longest
-        spare = (self._bound * self._usual() - 1.0) * median(self._decodes) - self._waited
+        decode = median(self._decodes)
+        usual = self._usual(unread // (_PIECES * self._last), 1.0 + cost(self._last) / decode if decode else 1.0)
+        # Prompts that wait behind this one will be answers, too, and make the passes longer that are usual then.
+        allowed = max(self._bound * (decode + cost.each * (prompts - 1)), _GROWTH * usual * decode)
+        spare = allowed - decode - self._waited
         count = int((spare - cost.fixed) / cost.each)
         # At most twice as many as the last time: an estimate that is far off is seen before it is followed.
         self._last = max(LEAST, min(count, 2 * self._last, self._longest))
@@ -150,11 +162,15 @@ class Pace:
         """The tokens that could be read for what it takes to begin one more pass."""
         return 0 if self._bound == math.inf or not self._cost.each else int(self._cost.fixed / self._cost.each)
 
-    def _usual(self) -> float:
-        """How long a usual gap is, as a multiple of a pass over the answers."""
-        if len(self._gaps) < _ENOUGH:
-            return 1.0
-        return max(sorted(self._gaps)[int(_USUAL * len(self._gaps))], 1.0)
+    def _usual(self, coming: int, gap: float) -> float:
+        """How long a usual gap is, as a multiple of a pass over the answers, with `coming` more that last `gap`.
+
+        Of gaps that are not known there was no more in them than a pass.
+        """
+        coming = min(coming, _RECENT)
+        known = list(self._gaps)[coming - _RECENT :] if coming < _RECENT else []
+        index = int(_USUAL * _RECENT) - (_RECENT - coming - len(known))
+        return max(sorted(known + [gap] * coming)[index], 1.0) if index >= 0 else 1.0
 
 
 class Queue:
@@ -197,6 +213,11 @@ class Queue:
     def begun(self) -> list[Request]:
         """Those that have a row."""
         return [each for each in self._requests if each.row is not None]
+
+    @property
+    def unread(self) -> int:
+        """Tokens that have yet to be read, of all."""
+        return sum(each.unread for each in self._requests)
 
     def turn(self) -> None:
         """What `next` gave is read."""
