@@ -262,16 +262,17 @@ def test_where_the_first_has_no_room_nothing_else_begins() -> None:
 
 
 def test_what_had_to_make_room_is_read_before_all_else_in_order_of_arrival() -> None:
-    line, (a, b, c) = queue(50, 60, 5)
-    line.remove(b)
-    line.remove(a)
-    line.add_again(b)
-    line.add_again(a)
+    line, (a, b, c, d) = queue(50, 5, 60, 70)
+    line.remove(d)
+    line.remove(c)
+    line.add_again(d)
+    line.add_again(c)
     line.turn()
-    assert line.next(lambda _: True) is a, "not the shortest"
-    a.row = 0
-    assert line.next(lambda _: True) in (a, b)
-    line.remove(a)
+    assert line.next(lambda _: True) is c, "neither the oldest nor the shortest"
+    assert line.next(lambda each: each is not c) is None
+    for again in (c, d):
+        assert line.next(lambda _: True) is again
+        line.remove(again)
     assert line.next(lambda _: True) is b
-    line.remove(b)
-    assert line.next(lambda _: True) is c
+    line.turn()
+    assert line.next(lambda _: True) is a
