@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 if TYPE_CHECKING:
     from emberd._core import Admit, Cancel, Capabilities, Forget, Sampling, Settings
     from emberd.sampling import Sampler
+    from emberd.snapshots import Named
 
     Order = Admit | Cancel | Forget
     """One thing the other side asks for."""
@@ -76,6 +77,11 @@ def is_admit(order: Order) -> TypeGuard[Admit]:
     return hasattr(order, "max_tokens")
 
 
+def is_forget(order: Order) -> TypeGuard[Forget]:
+    """Tells a `Forget` from the others."""
+    return hasattr(order, "snapshot")
+
+
 def is_cancel(order: Order) -> TypeGuard[Cancel]:
     """Tells a `Cancel` from the others."""
     return not hasattr(order, "snapshot") and not is_admit(order)
@@ -86,6 +92,7 @@ class Request:
 
     __slots__ = (
         "answer",
+        "arrival",
         "cached",
         "done",
         "id",
@@ -94,13 +101,17 @@ class Request:
         "made",
         "max_tokens",
         "prompt",
+        "room",
         "row",
         "salt",
         "sampler",
         "sampling",
         "save_as",
+        "source",
         "speculation",
         "start_from",
+        "text",
+        "waits_again",
     )
 
     def __init__(self, order: Admit) -> None:
@@ -128,11 +139,21 @@ class Request:
         """Tokens of prompt and answer that later requests can start from."""
         self.row: int | None = None
         """Where the engine keeps it while its prompt is read."""
+        self.text: list[int] = self.prompt
+        """What has to be read before the answer can go on: the prompt, and what there is of an answer that had to make room."""
+        self.arrival = 0
+        """Its number in the order of arrival, in an engine that queues."""
+        self.waits_again = False
+        """Whether it had to make room for others and waits for its own again."""
+        self.room = 0
+        """Tokens that it may hold keys and values of before it has to ask for more memory."""
+        self.source: Named | None = None
+        """The snapshot it starts from, which stays as long as it is here."""
 
     @property
     def unread(self) -> int:
-        """Prompt tokens that have yet to go through the model."""
-        return len(self.prompt) - self.done
+        """Tokens that have yet to go through the model before the answer can go on."""
+        return len(self.text) - self.done
 
     def step(self, tokens: list[int], finish: str | None) -> Made:
         """Hands over new tokens, with their log probabilities where there are any."""

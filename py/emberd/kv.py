@@ -55,18 +55,20 @@ class KvCache:
         return [buffer[row] for buffer in self.buffers]
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` tokens of one row into another."""
-        for buffer in self.buffers:
+        """Moves the first `length` tokens of one row into another, and gives the memory of theirs back tensor by tensor."""
+        for index, buffer in enumerate(self.buffers):
             buffer[target, :, :length] = buffer[source, :, :length]
+            self._release(index, source)
 
     def release(self, row: int) -> None:
         """Gives a row's memory back to the system, where the system has a call for it."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        for memory, buffer in zip(self._memory, self.buffers, strict=True):
-            size = buffer.strides[0]
-            if size % mmap.PAGESIZE == 0:
-                memory.madvise(mmap.MADV_DONTNEED, row * size, size)
+        for index in range(len(self.buffers)):
+            self._release(index, row)
+
+    def _release(self, index: int, row: int) -> None:
+        size = self.buffers[index].strides[0]
+        if size % mmap.PAGESIZE == 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory[index].madvise(mmap.MADV_DONTNEED, row * size, size)
 
 
 class BlockPool:

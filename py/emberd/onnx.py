@@ -1,21 +1,28 @@
 """The engine over onnxruntime: continuous batching of greedy and sampled requests on a CPU.
 
-Decides what each step runs: a chunk of somebody's prompt, or one token for every running answer; the two take turns,
-so that a long prompt holds no answer up for longer than a chunk. Only answers that have all just begun wait for more:
-for short prompts that came with theirs. Of the prompts, the shortest and the oldest take turns, so that long ones hold
-no short one up and are not held up for ever. How a pass is run is in `rows`, what a folder holds in `session`, how a
-token is drawn in `sampling`, what is kept of prompts and answers for later ones in `snapshots`.
+Runs in each step either some of somebody's prompt or one token for every running answer; the two take turns. Only
+answers that have all just begun wait for more: for short prompts that came with theirs. How much of a prompt is read,
+and of which, is in `schedule`; how much memory requests may take in `budget`; how a pass is run in `rows`, what a
+folder holds in `session`, how a token is drawn in `sampling`, what is kept of prompts and answers for later ones in
+`snapshots`.
+
+Where the memory for keys and values is used up, prompts wait; and when the running answers outgrow it, the newest of
+them makes room: its tokens are read again when there is more, and it goes on as if nothing had been. Its keys and
+values are a function of its tokens, and what its sampler knows stays with it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
-from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel
+from emberd.budget import KvBudget, default_kv_bytes
+from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel, is_forget
 from emberd.kv import BLOCK
 from emberd.rows import Rows
+from emberd.schedule import BURST_CHUNKS, SHORT, Pace, Queue
 from emberd.session import Model, give_back
 from emberd.snapshots import Snapshots, default_budget
 
@@ -24,10 +31,7 @@ if TYPE_CHECKING:
     from emberd.engine import Order
 
 PREFILL_CHUNK = 128
-"""Prompt tokens in one step while answers are running or waiting to be cancelled."""
-
-BURST_CHUNKS = 8
-"""Chunks of prompts that are read before answers that have all just begun go on: what came together starts together."""
+"""The most prompt tokens in one step: what is cancelled is seen after it."""
 
 READ_AGAIN = 2
 """Tokens at the end of a prompt that are run even where they are kept: the last one for its logits, and one more, since
@@ -48,8 +52,15 @@ class OnnxEngine:
     """
 
     def __init__(
-        self, model: Model, fail: Fail, prefill_chunk: int = PREFILL_CHUNK, cache_bytes: int | None = None
+        self,
+        model: Model,
+        fail: Fail,
+        prefill_chunk: int = PREFILL_CHUNK,
+        cache_bytes: int | None = None,
+        kv_bytes: int | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        """Without a `pace` answers wait for whole chunks, whatever they take."""
         self.capabilities = Capabilities(
             context_length=model.context_length,
             max_batch=model.max_batch,
@@ -62,9 +73,10 @@ class OnnxEngine:
         self._fail = fail
         self._rows = Rows(model, self._chunk)
         self._snapshots = _snapshots(model, default_budget() if cache_bytes is None else cache_bytes)
-        self._prompts: list[Request] = []
-        """In order of arrival; those that are being read have a row."""
-        self._shortest_next = False
+        self._budget = KvBudget(model.layers, default_kv_bytes() if kv_bytes is None else kv_bytes)
+        self._pace = pace or Pace(self._chunk, math.inf)
+        self._prompts = Queue()
+        """Those that are being read have a row."""
         self._running: list[Request] = []
         self._decoded_last = True
         self._burst = 0
@@ -79,14 +91,14 @@ class OnnxEngine:
     def take(self, order: Order) -> None:
         """Queues a request, or forgets one."""
         if is_admit(order):
-            request = Request(order)
-            request.done = self._kept(request)
-            self._prompts.append(request)
+            self._take(Request(order))
+        elif is_forget(order):
+            self._snapshots.forget(order.snapshot)
         elif is_cancel(order):
             self.drop((order.id,))
 
     def step(self) -> list[Step]:
-        """One chunk of prompts or one token for every running answer, in turn where there are both.
+        """Some of the prompts or one token for every running answer, in turn where there are both.
 
         As long as every answer is at its first token, prompts that fit into a chunk go first, for `BURST_CHUNKS`:
         requests that came together then run in rows of like lengths, on which onnxruntime's attention is faster to
@@ -94,9 +106,11 @@ class OnnxEngine:
         """
         if not self._running:
             self._burst = 0
+            self._pace.rest()
         request = self._next_prompt()
         if request is not None and self._running and not self._decoded_last:
             request = self._next_prompt(self._chunk) if 0 < self._burst < BURST_CHUNKS else None
+        self._pace.start()
         if request is not None:
             if self._burst or not self._running:
                 self._burst += 1
@@ -104,7 +118,11 @@ class OnnxEngine:
             return self._prefill(request)
         self._decoded_last = True
         self._burst = 0
-        return self._decode() if self._running else []
+        if not self._running:
+            return []
+        if steps := self._decode():
+            self._pace.decoded(len(steps))
+        return steps
 
     def drop(self, gone: Iterable[int]) -> None:
         """Forgets requests and frees their rows."""
@@ -112,6 +130,8 @@ class OnnxEngine:
         if not ids:
             return
         for request in [each for each in self._prompts if each.id in ids]:
+            if request.row is not None:
+                self._save(request, request.row)
             self._forget(request)
         left = [row for row, each in enumerate(self._running) if each.id in ids]
         for row in left:  # a stop string ends an answer so, and it may be continued
@@ -125,29 +145,53 @@ class OnnxEngine:
         self._running.clear()
         give_back()
 
+    def _take(self, request: Request) -> None:
+        """Queues a request, or fails it where it could never have room."""
+        tokens = len(request.prompt)
+        if not self._budget.could_hold(tokens):
+            self._fail(request.id, self._no_room(f"the prompt of {tokens} tokens", tokens))
+            return
+        self._look_up(request)
+        self._prompts.add(request)
+
+    def _no_room(self, what: str, tokens: int) -> str:
+        """Why a request fails that cannot hold the keys and values of so many tokens, even alone."""
+        size, most = self._budget.block_bytes, self._budget.capacity
+        return (
+            f"{what} needs {-(-tokens // BLOCK) * size} bytes for keys and values, and there is room for {most * size}; "
+            "hint: raise --kv-bytes, or make the prompt or its answer shorter"
+        )
+
+    def _may_begin(self, request: Request) -> bool:
+        """Whether a request that has no row could have one: a row, and room for its text and for answers to grow."""
+        others = len(self._running) + len(self._prompts.begun())
+        if others >= self._max_batch:
+            return False
+        return not others or self._budget.has(len(request.text) + 1, others)
+
     def _next_prompt(self, longest: int | None = None) -> Request | None:
         """The prompt to read next; with `longest`, one that has no more tokens left than that."""
-        # Those that have no row yet can only begin where there is one.
-        begun = sum(each.row is not None for each in self._prompts)
-        place = len(self._running) + begun < self._max_batch
-        prompts = [each for each in self._prompts if place or each.row is not None]
-        if longest is not None:
-            prompts = [each for each in prompts if each.unread <= longest]
-        if self._shortest_next or longest is not None:
-            return min(prompts, key=lambda each: each.unread, default=None)
-        return prompts[0] if prompts else None
+        return self._prompts.next(self._may_begin, longest) if len(self._prompts) else None
 
     def _prefill(self, first: Request) -> list[Step]:
-        """Reads up to a chunk of prompt tokens: more of the first prompt and, where they fit, the whole of others."""
+        """Reads some tokens of prompts: more of the first one and, where they fit, the whole of others."""
         steps: list[Step] = []
+        paced = bool(self._running) and not self._burst
         budget = self._chunk
+        self._look_up(first)
+        if paced:
+            budget = self._pace.tokens(self._prompts.unread, len(self._prompts))
+            if first.row is None and first.unread <= SHORT:
+                budget = min(max(budget, first.unread), self._chunk)
+        passes: list[int] = []
         request: Request | None = first
-        self._shortest_next = not self._shortest_next
+        self._prompts.turn()
         while request is not None:
-            if request.row is None:
-                request.done = self._kept(request)  # More than when it came, or less.
             count = min(budget, request.unread)
-            budget -= count
+            if request.unread == count + 1 and count < min(budget + 1, self._chunk):
+                count += 1  # A single token is no shorter than two, and its logits are others: see `READ_AGAIN`.
+            budget -= count + (self._pace.another() if paced else 0)
+            passes.append(count)
             try:
                 step = self._read(request, count)
             except Exception as fault:  # alone in its pass, so alone at fault: the others go on
@@ -155,36 +199,48 @@ class OnnxEngine:
                 self._fail(request.id, f"the prompt cannot be read: {fault}")
             else:
                 if step is not None:
-                    if request.cached:
+                    if request.cached and request.made == 1:
                         steps.append((request.id, request.cached))
                     steps.append(step)
             # A prompt is not split just to fill a chunk up: two short passes cost more than one.
-            request = self._next_prompt(budget) if budget else None
+            request = self._next_prompt(budget) if budget > 0 else None
+            if request is not None:
+                self._look_up(request)
+        self._pace.read(passes)
         return steps
 
     def _read(self, request: Request, count: int) -> Made | None:
-        """Reads the next `count` tokens of a prompt; at its end, its first token."""
+        """Reads the next `count` tokens of a prompt; at its end, its first token, or as before it made room."""
         rows, place = self._rows, len(self._running)
         if (row := request.row) is None:
             # One that is read in one piece is where its answer will run; one that takes longer is out of the way.
             taken = {each.row for each in self._prompts}
             at_once = count == request.unread and place not in taken
             row = request.row = place if at_once else self._free_row()
+            self._budget.hold(request, len(request.text))
+            request.cached = 0
             if request.done:
-                request.cached = self._snapshots.restore(request.prompt[: request.done], rows.kv(row))
+                kept = request.text[: request.done]
+                request.cached = self._snapshots.restore(kept, rows.kv(row), request.salt, request.source)
                 rows.resume(row, request.cached)
-        rows.extend(row, request.prompt[request.done : request.done + count])
+            request.kept = request.done = request.cached
+            self._end_lease(request)
+        rows.extend(row, request.text[request.done : request.done + count])
         request.done += count
         if request.unread:
-            self._save(request, row, count // BLOCK + SAVED_AT_ONCE)
+            if rows.length(row) >= request.kept + BLOCK:
+                self._save(request, row, count // BLOCK + SAVED_AT_ONCE)
             return None
-        token = rows.draw(row, request)
+        resumed = bool(request.answer)
+        token = request.answer[-1] if resumed else rows.draw(row, request)
         self._save(request, row, count // BLOCK + SAVED_AT_ONCE)
-        request.answer.append(token)
-        finish = request.finish(token, self._eos)
-        if finish is not None:
-            self._forget(request)
-            return request.step([token], finish)
+        if not resumed:
+            request.answer.append(token)
+            finish = request.finish(token, self._eos)
+            if finish is not None:
+                self._keep(request, row)
+                self._forget(request)
+                return request.step([token], finish)
         rows.feed(row, token)
         self._prompts.remove(request)
         request.row = None
@@ -195,7 +251,7 @@ class OnnxEngine:
                     rows.move(place, other.row)
             rows.move(row, place)
         self._running.append(request)
-        return request.step([token], None)
+        return None if resumed else request.step([token], None)
 
     def _free_row(self, but: int | None = None) -> int:
         """The highest row that nobody has, and that is not `but`; there is one, since `Rows` has one to spare."""
@@ -205,12 +261,22 @@ class OnnxEngine:
     def _forget(self, request: Request) -> None:
         """Drops a prompt and frees its row."""
         self._prompts.remove(request)
+        self._end_lease(request)
+        self._put_out(request)
+
+    def _put_out(self, request: Request) -> None:
+        """Frees the row and the room of a prompt that has them."""
         if request.row is not None:
             self._rows.release(request.row)
+            request.row = None
+        self._budget.give_back(request)
 
     def _decode(self) -> list[Step]:
         """One token for every running answer, all in one pass."""
         running, rows, eos = self._running, self._rows, self._eos
+        self._make_room()
+        if not running:
+            return []
         rows.decode(len(running))
         steps: list[Step] = []
         ended: list[int] = []
@@ -233,26 +299,87 @@ class OnnxEngine:
             if finish is not None:
                 ended.append(row)
                 self._save(request, row)
+                self._keep(request, row)
             elif saves and rows.length(row) >= request.kept + BLOCK:
                 saves -= 1
                 self._save(request, row)
         self._leave(ended)
         return steps
 
+    def _make_room(self, ahead: int = 1) -> None:
+        """Sees to it that every running answer has room for `ahead` more tokens: the newest requests make it."""
+        running, budget = self._running, self._budget
+        row = 0
+        while row < len(running):
+            request = running[row]
+            tokens = self._rows.length(row) + ahead
+            if tokens <= request.room or budget.hold(request, tokens):
+                row += 1
+                continue
+            holders = [*running, *self._prompts.begun()]
+            if len(holders) > 1:
+                self._preempt(max(holders, key=lambda each: each.arrival))
+            else:
+                self._leave([row])
+                self._fail(
+                    request.id, self._no_room(f"an answer that has come to {tokens} tokens with its prompt", tokens)
+                )
+            row = 0  # Another may have taken its place.
+
+    def _preempt(self, request: Request) -> None:
+        """Lets a request make room. What it has read is kept as long as there is room for that among the snapshots."""
+        if request.row is not None:
+            self._save(request, request.row)
+            self._prompts.remove(request)
+            self._put_out(request)
+        else:
+            row = self._running.index(request)
+            self._save(request, row)
+            self._leave([row])
+        # The last token of an answer has yet to go through the model.
+        request.text = request.prompt + request.answer[:-1]
+        self._look_up(request)
+        self._prompts.add_again(request)
+
+    def _look_up(self, request: Request) -> None:
+        """Finds what need not be read of a prompt that has not begun: more than when it came, or less."""
+        if request.row is None:
+            request.done = self._kept(request)
+
     def _kept(self, request: Request) -> int:
-        """How many tokens of a prompt need not be read."""
-        return self._snapshots.find(request.prompt[:-READ_AGAIN])
+        """How many tokens of a text need not be read."""
+        tokens = request.text[:-READ_AGAIN]
+        # What is read again after it made room is the request's own.
+        if request.start_from is not None and not request.answer:
+            if request.source is None:
+                request.source = self._snapshots.lease(request.start_from, request.salt)
+            if request.source is None:
+                return 0
+        return self._snapshots.find(tokens, request.salt, request.source)
+
+    def _end_lease(self, request: Request) -> None:
+        """Lets the snapshot go that a request has started from, or will not start from."""
+        if request.source is not None:
+            self._snapshots.release(request.source)
+            request.source = None
 
     def _save(self, request: Request, row: int, most: int = SAVED_AT_ONCE) -> None:
         """Keeps what a row holds, but for what would take more than `most` blocks to copy."""
         request.kept = self._rows.length(row)
         tokens = (request.prompt + request.answer)[: request.kept]
-        self._snapshots.save(tokens, self._rows.kv(row), most)
+        self._snapshots.save(tokens, self._rows.kv(row), most, request.salt)
+
+    def _keep(self, request: Request, row: int) -> None:
+        """Keeps a finished request under the name that it was given."""
+        if request.save_as is not None:
+            tokens = (request.prompt + request.answer)[: self._rows.length(row)]
+            self._snapshots.save_as(request.save_as, tokens, self._rows.kv(row), request.salt)
 
     def _leave(self, ended: list[int]) -> None:
         """Empties rows (ascending) and closes the gaps with the highest ones."""
         for row in reversed(ended):
             self._rows.release(row)
+            self._budget.give_back(self._running[row])
             last = len(self._running) - 1
             if row != last:
                 self._rows.move(last, row)
@@ -285,4 +412,4 @@ def _snapshots(model: Model, budget: int) -> Snapshots:
 def load(folder: str, settings: Settings, fail: Fail) -> OnnxEngine:
     """Opens the model in `folder`. Raises `EngineError` when it is not a folder this engine can run."""
     chunk = at_least_one("prefill_chunk", settings.prefill_chunk, PREFILL_CHUNK)
-    return OnnxEngine(Model(folder, settings), fail, chunk, settings.cache_bytes)
+    return OnnxEngine(Model(folder, settings), fail, chunk, settings.cache_bytes, settings.kv_bytes, Pace(chunk))

@@ -141,7 +141,8 @@ class Rows:
         self._mask[target, :length] = 1
         self._lengths[target] = length
         self._next[target] = self._next[source]
-        self.release(source)
+        self._mask[source, :length] = 0
+        self._lengths[source] = 0
 
     def release(self, row: int) -> None:
         """Empties a row and gives its memory back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from dataclasses import replace
@@ -15,6 +16,14 @@ if importlib.util.find_spec("emberd._core") is None:
     sys.modules["emberd._core"] = fakeport
 
 from cases import CASES, Case
+
+
+@pytest.fixture(autouse=True)
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes take no time, so that how fast this machine is does not decide what runs in which step."""
+    from emberd.schedule import Pace
+
+    monkeypatch.setattr("emberd.onnx.Pace", functools.partial(Pace, clock=lambda: 0.0))
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ from cases import Case, prompt
 from emberd import loop
 from emberd.engine import EngineError, Request
 from emberd.kv import KvCache, Layer
-from emberd.onnx import BURST_CHUNKS, OnnxEngine
+from emberd.onnx import OnnxEngine
 from emberd.rows import Rows
+from emberd.schedule import BURST_CHUNKS
 from emberd.session import Model, find_graph, physical_cores
 from fakeport import Admit, Cancel, FakePort, Launch, Sampling, Settings
 

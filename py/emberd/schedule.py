@@ -1,0 +1,244 @@
+"""What an ONNX engine runs next, and how much of it: the order in which prompts are read, and the pace between answers.
+
+A running answer gets its next token once in a pass over all of them, and what is read of prompts between two passes
+makes it wait. `Pace` says how many tokens may be read there, from what passes have taken; `Queue` says of which
+prompt. Nothing is run here, and time comes from a clock that the caller may replace.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from emberd.engine import Request
+
+BOUND = 2.2
+"""How long a gap between two tokens of an answer may last beside a usual one; 2.5 is promised of 99 in 100."""
+
+LEAST = 2
+"""Tokens of a prompt that are read between two passes in any case: with none the prompt would never end, and a pass of
+one is no shorter (12 ms of the default model; 15 with two) and runs in kernels with other rounding."""
+
+SHORT = 64
+"""Tokens of a prompt that is read at once, whatever waits (110 ms of the default model): in pieces of what the bound
+allows it would take twice the work, and as many passes over few answers. Eight clients that chat lose a fifth so."""
+
+BURST_CHUNKS = 8
+"""Chunks of prompts that are read before answers that have all just begun go on: what came together starts together."""
+
+_RECENT = 512
+"""Gaps between tokens that tell what is usual now."""
+
+_USUAL = 0.25
+"""Share of the recent gaps that may be shorter than the usual one."""
+
+_GROWTH = 1.4
+"""How much longer than the usual gap one may last where the usual one has a prompt in it."""
+
+_PIECES = 3
+"""How many times as long pieces become by that, at most: as many gaps are certain as waiting prompts fill even then."""
+
+_FORGET = 0.95
+"""What a pass still counts for after the next one, where the cost of passes is fitted."""
+
+_ALIKE = 1e-6
+"""A spread of the tokens of past passes, in squares, that says nothing of what one token more takes."""
+
+_OUTLIER = 3.0
+"""A pass that takes more than so many times what it should says more of other processes than of itself."""
+
+
+class _Cost:
+    """Seconds of a pass as `fixed + each * tokens`: least squares in which older passes count ever less.
+
+    Tokens are those of a chunk, or the rows of a pass over the answers: the matrices are multiplied alike.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._tokens = self._seconds = self._square = self._product = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Learns from a pass."""
+        if self._square > _ALIKE:
+            seconds = min(seconds, _OUTLIER * self(tokens))
+        self._weight = _FORGET * self._weight + 1.0
+        off = tokens - self._tokens
+        self._tokens += off / self._weight
+        self._seconds += (seconds - self._seconds) / self._weight
+        self._square = _FORGET * self._square + off * (tokens - self._tokens)
+        self._product = _FORGET * self._product + off * (seconds - self._seconds)
+
+    def __call__(self, tokens: float) -> float:
+        """Seconds that a pass will take."""
+        return max(self._seconds + self.each * (tokens - self._tokens), 0.0)
+
+    @property
+    def each(self) -> float:
+        """Seconds of one token more. In proportion to the whole where all passes have been alike, and never far below."""
+        whole = self._seconds / self._tokens if self._tokens else 0.0
+        if self._square <= _ALIKE:
+            return whole
+        return min(max(self._product / self._square, 0.05 * whole), whole)
+
+    @property
+    def fixed(self) -> float:
+        """Seconds that a pass takes beside its tokens."""
+        return self(0)
+
+
+class Pace:
+    """How many tokens of prompts may be read between two passes over the running answers.
+
+    No gap is to last longer than `bound` times a usual one. While prompts come one by one, the usual gap is a pass over
+    the answers alone; where several wait, a pass over these answers and theirs. Where three in four of the gaps have a
+    prompt in them, of those that were and those that the waiting prompts make certain, the shortest of these is the
+    usual one: under load the pieces grow little by little, since they cost the less a token the longer they are, and
+    gaps stay even. After an idle time no load is known.
+    """
+
+    def __init__(self, longest: int, bound: float = BOUND, clock: Callable[[], float] = time.perf_counter) -> None:
+        """At most `longest` tokens; with a `bound` of infinity always so many. `clock` gives seconds."""
+        self._longest = longest
+        self._bound = bound
+        self._clock = clock
+        self._started = 0.0
+        self._cost = _Cost()
+        self._decodes: deque[float] = deque(maxlen=5)
+        """Seconds of the last passes over the answers."""
+        self._gaps: deque[float] = deque(maxlen=_RECENT)
+        """Recent gaps, each as a multiple of the pass over the answers at its end."""
+        self._waited = 0.0
+        """Seconds of reading since the last pass over the answers."""
+        self._last = LEAST
+
+    def start(self) -> None:
+        """A pass begins."""
+        self._started = self._clock()
+
+    def rest(self) -> None:
+        """No answer is running: nobody waits."""
+        self._gaps.clear()
+        self._decodes.clear()
+        self._waited = 0.0
+
+    def decoded(self, rows: int) -> None:
+        """The pass that began was one over so many answers."""
+        seconds = self._clock() - self._started
+        self._cost.add(rows, seconds)
+        self._decodes.append(seconds)
+        usual = median(self._decodes)
+        self._gaps.append((self._waited + seconds) / usual if usual else 1.0)
+        self._waited = 0.0
+
+    def read(self, passes: list[int]) -> None:
+        """What began were passes that read so many tokens each."""
+        seconds = self._clock() - self._started
+        if len(passes) == 1:  # what several take together does not say what one does
+            self._cost.add(passes[0], seconds)
+        self._waited += seconds
+
+    def tokens(self, unread: int, prompts: int) -> int:
+        """Prompt tokens that may be read now, while answers are running, of so many in so many prompts that wait."""
+        cost = self._cost
+        if self._bound == math.inf or not self._decodes or not cost.each:
+            return self._longest
+        decode = median(self._decodes)
+        usual = self._usual(unread // (_PIECES * self._last), 1.0 + cost(self._last) / decode if decode else 1.0)
+        # Prompts that wait behind this one will be answers, too, and make the passes longer that are usual then.
+        allowed = max(self._bound * (decode + cost.each * (prompts - 1)), _GROWTH * usual * decode)
+        spare = allowed - decode - self._waited
+        count = int((spare - cost.fixed) / cost.each)
+        # At most twice as many as the last time: an estimate that is far off is seen before it is followed.
+        self._last = max(LEAST, min(count, 2 * self._last, self._longest))
+        return min(self._last, self._longest)
+
+    def another(self) -> int:
+        """The tokens that could be read for what it takes to begin one more pass."""
+        return 0 if self._bound == math.inf or not self._cost.each else int(self._cost.fixed / self._cost.each)
+
+    def _usual(self, coming: int, gap: float) -> float:
+        """How long a usual gap is, as a multiple of a pass over the answers, with `coming` more that last `gap`.
+
+        Of gaps that are not known there was no more in them than a pass.
+        """
+        coming = min(coming, _RECENT)
+        known = list(self._gaps)[coming - _RECENT :] if coming < _RECENT else []
+        index = int(_USUAL * _RECENT) - (_RECENT - coming - len(known))
+        return max(sorted(known + [gap] * coming)[index], 1.0) if index >= 0 else 1.0
+
+
+class Queue:
+    """The prompts that are being read or wait for it: first those that had to make room, each in order of arrival.
+
+    The shortest and the oldest take turns, so that long ones hold no short one up and are not held up for ever.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+        self._arrivals = 0
+        self._shortest_next = False
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queues a request that has come."""
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self._requests.append(request)
+
+    def add_again(self, request: Request) -> None:
+        """Queues a request that had to make room: before all that did not."""
+        request.waits_again = True
+        insort(self._requests, request, key=lambda each: (not each.waits_again, each.arrival))
+
+    def remove(self, request: Request) -> None:
+        """Takes out a request, which is in it."""
+        self._requests.remove(request)
+        request.waits_again = False
+
+    def clear(self) -> None:
+        """Takes out all."""
+        self._requests.clear()
+
+    def begun(self) -> list[Request]:
+        """Those that have a row."""
+        return [each for each in self._requests if each.row is not None]
+
+    @property
+    def unread(self) -> int:
+        """Tokens that have yet to be read, of all."""
+        return sum(each.unread for each in self._requests)
+
+    def turn(self) -> None:
+        """What `next` gave is read."""
+        self._shortest_next = not self._shortest_next
+
+    def next(self, may_begin: Callable[[Request], bool], longest: int | None = None) -> Request | None:
+        """The prompt to read next; with `longest`, one that has no more tokens left than that.
+
+        `may_begin` says whether a request that has no row could have one. While the first of them could not, no other
+        one begins either: what it needs would go to those that need less.
+        """
+        waiting = next((each for each in self._requests if each.row is None), None)
+        begins = waiting is not None and may_begin(waiting)
+        prompts = []
+        for each in self._requests:
+            if each.row is not None or each is waiting:
+                fits = each is not waiting or begins
+            else:
+                fits = begins and not (waiting and waiting.waits_again) and may_begin(each)
+            if fits and (longest is None or each.unread <= longest):
+                prompts.append(each)
+        if self._shortest_next or longest is not None:
+            return min(prompts, key=lambda each: each.unread, default=None)
+        return prompts[0] if prompts else None

@@ -1,0 +1,278 @@
+"""How prompts are read between answers: the pace, on a clock that the tests turn, and the order."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny
+from cases import Case, prompt
+from emberd import loop
+from emberd.engine import Request, Step
+from emberd.onnx import OnnxEngine
+from emberd.rows import Rows
+from emberd.schedule import BOUND, LEAST, SHORT, Pace, Queue
+from emberd.session import Model
+from fakeport import Admit, FakePort, Settings
+
+PROMISED = 2.5
+"""What 99 in 100 gaps between the tokens of an answer may last beside the median."""
+
+LONGEST = 128
+
+
+class Clock:
+    """Time that passes only where a test says so; passes take what they take of the default model, in seconds."""
+
+    def __init__(self, noise: float = 0.05) -> None:
+        self.now = 0.0
+        self._noise = noise
+        self._rng = random.Random(1)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds * (1 + self._noise * abs(self._rng.gauss(0, 1)))
+
+    def decode(self, rows: int) -> None:
+        self.spend(0.009 + 0.0029 * rows)
+
+    def read(self, tokens: int) -> None:
+        self.spend(0.010 + 0.0026 * min(tokens, 16) + 0.00162 * max(tokens - 16, 0))
+
+
+def decode(pace: Pace, clock: Clock, rows: int, times: int = 1) -> None:
+    for _ in range(times):
+        pace.start()
+        clock.decode(rows)
+        pace.decoded(rows)
+
+
+def read(pace: Pace, clock: Clock, unread: int) -> int:
+    pace.start()
+    count = min(pace.tokens(unread, 1), unread)
+    clock.read(count)
+    pace.read([count])
+    return count
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
+def test_a_prompt_that_comes_alone_keeps_to_the_bound(rows: int) -> None:
+    clock = Clock(noise=0)
+    pace = Pace(LONGEST, clock=clock)
+    decode(pace, clock, rows, 300)
+    usual = 0.009 + 0.0029 * rows
+    unread, pieces = 512, []
+    while unread:
+        before = clock.now
+        pieces.append(read(pace, clock, unread))
+        unread -= pieces[-1]
+        decode(pace, clock, rows)
+        gap = clock.now - before
+        assert gap <= PROMISED * usual, f"{pieces}"
+    # Nothing is given away either: with as much as the bound allows, one token more would be beyond it.
+    piece = pieces[len(pieces) // 2]
+    least = 0.010 + 0.0026 * LEAST
+    allowed = max((BOUND - 1) * usual, least)
+    before = clock.now
+    clock.read(piece + 2)
+    assert clock.now - before > 0.85 * allowed
+
+
+def test_the_users_longest_piece_is_kept_to() -> None:
+    clock = Clock()
+    pace = Pace(3, clock=clock)
+    decode(pace, clock, 16, 20)
+    assert all(read(pace, clock, 512) <= 3 or decode(pace, clock, 16) for _ in range(20))
+
+
+def test_pieces_grow_where_prompts_never_cease_and_are_short_again_after_an_idle_time() -> None:
+    clock = Clock()
+    pace = Pace(LONGEST, clock=clock)
+    decode(pace, clock, 8, 300)
+    first = [read(pace, clock, 512)]
+    for _ in range(3000):
+        decode(pace, clock, 8)
+        last = read(pace, clock, 512)
+    assert last == LONGEST
+    pace.rest()
+    decode(pace, clock, 8)
+    first.append(read(pace, clock, 512))
+    assert max(first) <= 20
+
+
+def test_a_pass_that_something_else_has_held_up_changes_little() -> None:
+    clock = Clock(noise=0)
+    pace = Pace(LONGEST, clock=clock)
+    for _ in range(40):
+        decode(pace, clock, 8, 4)
+        before = read(pace, clock, 512)
+    pace.start()
+    clock.spend(30.0)
+    pace.read([before])
+    decode(pace, clock, 8, 6)
+    assert before / 2 <= read(pace, clock, 512) <= before
+
+
+def test_a_clock_that_stands_still_bounds_nothing() -> None:
+    pace = Pace(LONGEST, clock=lambda: 0.0)
+    for rows in range(1, 9):
+        pace.start()
+        pace.decoded(rows)
+        assert pace.tokens(512, 1) == LONGEST
+
+
+@pytest.mark.parametrize("pause", [0, 10, 50, 200])
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_however_often_long_prompts_come_the_gaps_stay_even(rows: int, pause: int) -> None:
+    """Prompts of 512 tokens, and so many passes over the answers after the end of each before the next one."""
+    clock = Clock()
+    pace = Pace(LONGEST, clock=clock)
+    decode(pace, clock, rows)
+    gaps: list[float] = []
+    unread, rest, ends = 512, 0, 0
+    while len(gaps) < 1500:
+        before = clock.now
+        if unread:
+            unread -= read(pace, clock, unread)
+            ends, rest = (ends + 1, pause) if not unread else (ends, rest)
+        elif rest:
+            rest -= 1
+        else:
+            unread = 512
+        decode(pace, clock, rows)
+        gaps.append(clock.now - before)
+    assert ends >= 3
+    for count in (400, 800, 1500):
+        assert np.percentile(gaps[:count], 99) <= PROMISED * np.median(gaps[:count])
+
+
+@pytest.fixture
+def long_case(onnx_case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """The tiny model with room for prompts of 512 tokens."""
+    monkeypatch.setattr(tiny, "CONTEXT", 1024)
+    return replace(onnx_case, folder=tiny.build(tmp_path / "long", eos=[]))
+
+
+class TimedPort(FakePort):
+    """Keeps when each token of a request was pushed, by the test's clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.times: dict[int, list[float]] = {}
+
+    def push(self, steps: list[Step]) -> list[int]:
+        for step in steps:
+            if len(step) > 2:
+                self.times.setdefault(step[0], []).append(self.clock.now)
+        return super().push(steps)  # type: ignore[arg-type]
+
+
+def serve_timed(case: Case, port: TimedPort, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_extend, real_decode = Rows.extend, Rows.decode
+
+    def extend(self: Rows, row: int, tokens: list[int]) -> None:
+        port.clock.read(len(tokens))
+        real_extend(self, row, tokens)
+
+    def decode(self: Rows, count: int) -> None:
+        port.clock.decode(count)
+        real_decode(self, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "extend", extend)
+        patch.setattr(Rows, "decode", decode)
+        pace = Pace(LONGEST, bound, port.clock)
+        engine = OnnxEngine(Model(str(case.folder), Settings()), port.fail, LONGEST, cache_bytes=0, pace=pace)
+        loop.serve(engine, port)
+        engine.close()
+    assert port.violations == [] and port.failures == {}
+
+
+@pytest.mark.parametrize("running", [1, 8])
+def test_answers_go_on_evenly_while_long_prompts_arrive(
+    long_case: Case, running: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ratio(bound: float) -> float:
+        port = TimedPort(Clock())
+        port.at(0, *(Admit(id, prompt(id, 8), 500) for id in range(1, running + 1)))
+        for n in range(3):
+            port.at(40 + n * 300, Admit(100 + n, prompt(100 + n, 512), 1))
+        serve_timed(long_case, port, bound, monkeypatch)
+        assert all(len(port.answers[100 + n]) == 1 for n in range(3))
+        worst = 0.0
+        for id in range(1, running + 1):
+            gaps = np.diff(port.times[id])[8:]  # without the burst of the beginning
+            worst = max(worst, float(np.percentile(gaps, 99) / np.median(gaps)))
+        return worst
+
+    assert ratio(BOUND) <= PROMISED < ratio(math.inf)
+
+
+def test_a_short_prompt_is_read_at_once_beside_running_answers(
+    long_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = TimedPort(Clock()).at(0, Admit(1, prompt(1, 8), 60))
+    port.at(30, Admit(2, prompt(2, SHORT), 3)).at(40, Admit(3, prompt(3, SHORT + 1), 3))
+    serve_timed(long_case, port, BOUND, monkeypatch)
+
+    def told(id: int) -> int:
+        return next(n for n, steps in enumerate(port.pushes) if any(step[0] == id for step in steps))
+
+    assert told(2) <= 31
+    assert told(3) > 44
+    for id, length in ((2, SHORT), (3, SHORT + 1)):
+        assert port.answers[id] == long_case.single(prompt(id, length), 3)
+
+
+def queue(*unread: int) -> tuple[Queue, list[Request]]:
+    requests = [Request(Admit(id, [8] * length, 1)) for id, length in enumerate(unread)]  # type: ignore[arg-type]
+    queue = Queue()
+    for request in requests:
+        queue.add(request)
+    return queue, requests
+
+
+def test_the_oldest_and_the_shortest_take_turns() -> None:
+    line, (first, _, short, _) = queue(90, 40, 10, 70)
+    order = []
+    for _ in range(4):
+        order.append(line.next(lambda _: True))
+        line.turn()
+    assert order == [first, short, first, short]
+
+
+def test_where_the_first_has_no_room_nothing_else_begins() -> None:
+    line, (long, short) = queue(900, 10)
+    assert line.next(lambda each: each is short) is None
+    line.turn()
+    assert line.next(lambda each: each is short) is None
+    short.row = 3
+    assert line.next(lambda each: each is short) is short, "what has begun goes on"
+    assert line.next(lambda _: True) is short
+    line.turn()
+    assert line.next(lambda _: True) is long
+
+
+def test_what_had_to_make_room_is_read_before_all_else_in_order_of_arrival() -> None:
+    line, (a, b, c, d) = queue(50, 5, 60, 70)
+    line.remove(d)
+    line.remove(c)
+    line.add_again(d)
+    line.add_again(c)
+    line.turn()
+    assert line.next(lambda _: True) is c, "neither the oldest nor the shortest"
+    assert line.next(lambda each: each is not c) is None
+    for again in (c, d):
+        assert line.next(lambda _: True) is again
+        line.remove(again)
+    assert line.next(lambda _: True) is b
+    line.turn()
+    assert line.next(lambda _: True) is a
