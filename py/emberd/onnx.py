@@ -18,6 +18,7 @@ from emberd.kv import BLOCK
 from emberd.rows import Rows
 from emberd.session import Model, give_back
 from emberd.snapshots import Snapshots, default_budget
+from emberd.verify import Costs, Speculation
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -48,7 +49,12 @@ class OnnxEngine:
     """
 
     def __init__(
-        self, model: Model, fail: Fail, prefill_chunk: int = PREFILL_CHUNK, cache_bytes: int | None = None
+        self,
+        model: Model,
+        fail: Fail,
+        prefill_chunk: int = PREFILL_CHUNK,
+        cache_bytes: int | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.capabilities = Capabilities(
             context_length=model.context_length,
@@ -61,6 +67,7 @@ class OnnxEngine:
         self._chunk = min(prefill_chunk, model.context_length)
         self._fail = fail
         self._rows = Rows(model, self._chunk)
+        self._speculation = Speculation(self._rows, model.positions - 1, costs)
         self._snapshots = _snapshots(model, default_budget() if cache_bytes is None else cache_bytes)
         self._prompts: list[Request] = []
         """In order of arrival; those that are being read have a row."""
@@ -120,7 +127,7 @@ class OnnxEngine:
 
     def close(self) -> None:
         """Frees the session, the buffers and everything in flight."""
-        del self._rows, self._snapshots
+        del self._rows, self._snapshots, self._speculation
         self._prompts.clear()
         self._running.clear()
         give_back()
@@ -209,9 +216,11 @@ class OnnxEngine:
             self._rows.release(request.row)
 
     def _decode(self) -> list[Step]:
-        """One token for every running answer, all in one pass."""
+        """One token for every running answer, all in one pass; or several for one of them, where they can be guessed."""
         running, rows, eos = self._running, self._rows, self._eos
-        rows.decode(len(running))
+        if (guess := self._speculation.guess(running)) is not None:
+            return self._check(*guess)
+        self._speculation.decode(len(running))
         steps: list[Step] = []
         ended: list[int] = []
         saves = SAVES
@@ -238,6 +247,21 @@ class OnnxEngine:
                 self._save(request, row)
         self._leave(ended)
         return steps
+
+    def _check(self, row: int, draft: list[int]) -> list[Step]:
+        """Tokens for one running answer: the guessed ones that are right, and one more."""
+        request = self._running[row]
+        try:
+            tokens, finish = self._speculation.check(row, request, draft, self._eos)
+        except ValueError as fault:
+            self._leave([row])
+            self._fail(request.id, f"no token can be drawn: {fault}")
+            return []
+        if finish is not None or self._rows.length(row) >= request.kept + BLOCK:
+            self._save(request, row)
+        if finish is not None:
+            self._leave([row])
+        return [request.step(tokens, finish)]
 
     def _kept(self, request: Request) -> int:
         """How many tokens of a prompt need not be read."""
