@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from emberd._core import Admit, Cancel, Capabilities, Forget, Sampling, Settings
     from emberd.sampling import Sampler
     from emberd.snapshots import Named
+    from emberd.speculate import Drafter
 
     Order = Admit | Cancel | Forget
     """One thing the other side asks for."""
@@ -95,6 +96,7 @@ class Request:
         "arrival",
         "cached",
         "done",
+        "drafter",
         "id",
         "kept",
         "logprobs",
@@ -122,6 +124,8 @@ class Request:
         self.sampler: Sampler | None = None
         """What chooses its tokens, from the first one on; kept by the engine."""
         self.speculation: int | None = order.speculation
+        self.drafter: Drafter | None = None
+        """What guesses how its answer goes on; kept by the engine."""
         self.salt: str = order.salt
         self.start_from: int | None = order.start_from
         self.save_as: int | None = order.save_as

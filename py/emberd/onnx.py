@@ -25,6 +25,7 @@ from emberd.rows import Rows
 from emberd.schedule import BURST_CHUNKS, SHORT, Pace, Queue
 from emberd.session import Model, give_back
 from emberd.snapshots import Snapshots, default_budget
+from emberd.verify import Costs, Speculation
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -59,6 +60,7 @@ class OnnxEngine:
         cache_bytes: int | None = None,
         kv_bytes: int | None = None,
         pace: Pace | None = None,
+        costs: Costs | None = None,
     ) -> None:
         """Without a `pace` answers wait for whole chunks, whatever they take."""
         self.capabilities = Capabilities(
@@ -72,6 +74,7 @@ class OnnxEngine:
         self._chunk = min(prefill_chunk, model.context_length)
         self._fail = fail
         self._rows = Rows(model, self._chunk)
+        self._speculation = Speculation(self._rows, model.positions - 1, costs)
         self._snapshots = _snapshots(model, default_budget() if cache_bytes is None else cache_bytes)
         self._budget = KvBudget(model.layers, default_kv_bytes() if kv_bytes is None else kv_bytes)
         self._pace = pace or Pace(self._chunk, math.inf)
@@ -118,8 +121,14 @@ class OnnxEngine:
             return self._prefill(request)
         self._decoded_last = True
         self._burst = 0
+        self._make_room()
         if not self._running:
             return []
+        if (guess := self._guess()) is not None:
+            alone = len(self._running) == 1
+            steps = self._check(*guess)
+            self._pace.checked(len(guess[1]) + 1, alone)
+            return steps
         if steps := self._decode():
             self._pace.decoded(len(steps))
         return steps
@@ -140,7 +149,7 @@ class OnnxEngine:
 
     def close(self) -> None:
         """Frees the session, the buffers and everything in flight."""
-        del self._rows, self._snapshots
+        del self._rows, self._snapshots, self._speculation
         self._prompts.clear()
         self._running.clear()
         give_back()
@@ -274,10 +283,7 @@ class OnnxEngine:
     def _decode(self) -> list[Step]:
         """One token for every running answer, all in one pass."""
         running, rows, eos = self._running, self._rows, self._eos
-        self._make_room()
-        if not running:
-            return []
-        rows.decode(len(running))
+        self._speculation.decode(len(running))
         steps: list[Step] = []
         ended: list[int] = []
         saves = SAVES
@@ -305,6 +311,31 @@ class OnnxEngine:
                 self._save(request, row)
         self._leave(ended)
         return steps
+
+    def _guess(self) -> tuple[int, list[int]] | None:
+        """The row of an answer that goes on by a check, and the tokens to check, where that pays and there is room."""
+        guess = self._speculation.guess(self._running)
+        if guess is not None:
+            row, draft = guess
+            if self._budget.hold(self._running[row], self._rows.length(row) + 1 + len(draft)):
+                return guess
+        return None
+
+    def _check(self, row: int, draft: list[int]) -> list[Step]:
+        """Tokens for one running answer: the guessed ones that are right, and one more."""
+        request = self._running[row]
+        try:
+            tokens, finish = self._speculation.check(row, request, draft, self._eos)
+        except ValueError as fault:
+            self._leave([row])
+            self._fail(request.id, f"no token can be drawn: {fault}")
+            return []
+        if finish is not None or self._rows.length(row) >= request.kept + BLOCK:
+            self._save(request, row)
+        if finish is not None:
+            self._keep(request, row)
+            self._leave([row])
+        return [request.step(tokens, finish)]
 
     def _make_room(self, ahead: int = 1) -> None:
         """Sees to it that every running answer has room for `ahead` more tokens: the newest requests make it."""

@@ -45,6 +45,26 @@ class _Binding:
         self._session.run_with_iobinding(self._binding)
 
 
+class Checked:
+    """What a check reads and writes beside the cache: tokens, and of each of them what `decode` gives of one."""
+
+    def __init__(self, model: Model) -> None:
+        size = model.positions
+        self.tokens = np.zeros((1, size), np.int64)
+        self.argmax = np.zeros(size, np.int64)
+        self.values = np.zeros((size, model.candidates), model.logits_type)
+        self.indices = np.zeros((size, model.candidates), np.int64)
+        self.logits = np.zeros((size, 1, model.vocab_size), model.logits_type)
+
+    def bind(self, binding: _Binding, count: int) -> None:
+        """Binds the places of the first `count` tokens."""
+        binding.read("input_ids", self.tokens[:, :count])
+        binding.write("position_logits", self.logits[:count])
+        binding.write("position_argmax", self.argmax[:count])
+        binding.write("position_topk_values", self.values[:count])
+        binding.write("position_topk_indices", self.indices[:count])
+
+
 class Rows:
     """`model.max_batch` rows and one to spare. A row is empty until `extend`, and again after `release`."""
 
@@ -65,6 +85,8 @@ class Rows:
         self._room = Room(model.vocab_size)
         self._extends: list[_Binding | None] = [None] * rows
         self._decodes: list[_Binding | None] = [None] * (rows + 1)
+        self._checks: dict[int, _Binding] = {}
+        self._checked = Checked(model)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Runs `tokens` through the model after what the row holds already."""
@@ -90,6 +112,33 @@ class Rows:
         self._lengths[:count] += 1
         binding.run()
         self._complete(0, count)
+
+    def check(self, row: int, draft: Sequence[int]) -> None:
+        """Runs the row's next token and `draft` after it, up to `model.positions` in all: `look` then shows the logits after each.
+
+        All of them are in the row afterwards, until `keep` says which stay.
+        """
+        start, count = int(self._lengths[row]), 1 + len(draft)
+        self._checked.tokens[0, :count] = [self._next[row, 0], *draft]
+        binding = self._checks.get(row)
+        if binding is None:
+            binding = self._checks[row] = self._bind(row, row + 1, outputs=False)
+        self._checked.bind(binding, count)
+        self._mask[row, start : start + count] = 1
+        self._lengths[row] = start + count
+        binding.run()
+
+    def look(self, row: int, place: int) -> None:
+        """Makes the logits after token `place` of the last check, from 0, those of the row."""
+        checked = self._checked
+        self._argmax[row] = checked.argmax[place]
+        self._values[row], self._indices[row] = checked.values[place], checked.indices[place]
+        self._logits[row] = checked.logits[place]
+
+    def keep(self, row: int, length: int) -> None:
+        """Takes the tokens of a row after the first `length` as not run; their keys and values are overwritten by what comes."""
+        self._mask[row, length : self._lengths[row]] = 0
+        self._lengths[row] = length
 
     def greedy(self, count: int) -> list[int]:
         """The likeliest token of each of the rows `0..count` after a pass."""
@@ -150,14 +199,16 @@ class Rows:
         self._lengths[row] = 0
         self._kv.release(row)
 
-    def _bind(self, first: int, end: int) -> _Binding:
-        """Everything but `input_ids`, bound to the rows `first..end`."""
+    def _bind(self, first: int, end: int, outputs: bool = True) -> _Binding:
+        """Everything but `input_ids`, bound to the rows `first..end`; without `outputs` no more of these than the cache."""
         model = self._model
         binding = _Binding(model.session)
         binding.read("attention_mask", self._mask[first:end])
         for layer, rows in zip(model.layers, self._kv.rows(first, end), strict=True):
             binding.read(layer.past, rows)
             binding.write(layer.present, rows)
+        if not outputs:
+            return binding
         # The graph makes all of these whether they are bound or not. Bound, they are written here once and not copied.
         binding.write("logits", self._logits[first:end])
         if model.has_argmax:

@@ -136,6 +136,12 @@ class Pace:
         self._gaps.append((self._waited + seconds) / usual if usual else 1.0)
         self._waited = 0.0
 
+    def checked(self, tokens: int, alone: bool) -> None:
+        """The pass that began checked guesses of one answer, over so many tokens; `alone`, when no other answer waited."""
+        seconds = self._clock() - self._started
+        self._cost.add(tokens, seconds)
+        self._waited = 0.0 if alone else self._waited + seconds
+
     def read(self, passes: list[int]) -> None:
         """What began were passes that read so many tokens each."""
         seconds = self._clock() - self._started

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,8 @@ class Model:
         """How many of the highest logits the graph sorts itself; 0 when it does not."""
         if "topk_values" in outputs and "topk_indices" in outputs:
             self.candidates = int(outputs["topk_values"].shape[-1])
+        self.positions = _positions(self.session, outputs.keys())
+        """The longest pass of which the graph gives the logits of every token; 0 when it gives only those of the last."""
 
 
 def find_graph(folder: Path, dtype: str | None = None) -> Path:
@@ -143,6 +146,14 @@ def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
     except Exception as error:  # onnxruntime raises a different private type for each way a file can be wrong
         text = " ".join(str(error).split())
         raise EngineError(f"{graph} cannot be loaded: {text}", _DAMAGED) from error
+
+
+def _positions(session: ort.InferenceSession, outputs: Collection[str]) -> int:
+    """What a graph says of itself, as the importer wrote it: a shape alone does not tell up to where it holds."""
+    if not all(f"position_{name}" in outputs for name in ("logits", "argmax", "topk_values", "topk_indices")):
+        return 0
+    written = session.get_modelmeta().custom_metadata_map.get("emberd.positions", "")
+    return int(written) if written.isdecimal() else 0
 
 
 def _layers(graph: Path, session: ort.InferenceSession) -> list[Layer]:

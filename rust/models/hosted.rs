@@ -310,6 +310,8 @@ pub struct Ask {
     pub max_tokens: u32,
     /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
+    /// How many ids ahead the engine may guess: 0 none, `None` as many as it thinks best.
+    pub speculation: Option<u32>,
     /// The answer ends at the earliest of these.
     pub stop: Vec<String>,
     /// Whether the stop string itself is part of the answer.
@@ -380,7 +382,8 @@ impl Model {
     /// # Errors
     /// As [`Place::submit`].
     pub fn answer_at(&self, place: Place, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
-        let generation = place.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling, ..Request::default() })?;
-        Ok(Answer::new(generation, self.prompter.tokenizer(), ask.stop, ask.include_stop))
+        let Ask { max_tokens, sampling, speculation, stop, include_stop } = ask;
+        let generation = place.submit(Request { prompt, max_tokens, sampling, speculation, ..Request::default() })?;
+        Ok(Answer::new(generation, self.prompter.tokenizer(), stop, include_stop))
     }
 }

@@ -19,7 +19,7 @@ use super::output::{FileEntry, Output, hex, sync_folder};
 use super::tokenizer::tokenizer_json;
 
 /// Raised whenever an import of the same file gives another result, so that older folders can be told apart.
-pub const IMPORTER_VERSION: u32 = 1;
+pub const IMPORTER_VERSION: u32 = 2;
 /// Name of the manifest, the last file to be written.
 pub const MANIFEST: &str = "emberd.json";
 /// Template variables and files are small; the progress is told in steps of this many bytes while hashing.

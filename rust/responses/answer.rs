@@ -55,6 +55,7 @@ struct Held {
     truncation: Truncation,
     max_output_tokens: Option<u32>,
     sampling: Option<Sampling>,
+    speculation: Option<u32>,
     stop: Vec<String>,
 }
 
@@ -68,12 +69,12 @@ impl Held {
 
     /// Makes the prompt and hands it to the engine.
     fn answer(self) -> Result<Answer> {
-        let Self { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop } = self;
+        let Self { model, place, turns, thinking, truncation, max_output_tokens, sampling, speculation, stop } = self;
         let prompt = prompt(&model, &turns, thinking, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.len()).map_err(|error| error.at("input"))?;
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
-        model.answer_at(place, prompt, Ask { max_tokens, sampling, stop, include_stop: false })
+        model.answer_at(place, prompt, Ask { max_tokens, sampling, speculation, stop, include_stop: false })
     }
 }
 
@@ -97,7 +98,7 @@ impl Running {
     /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not,
     /// `queue_full`, and what the template or the engine complains of.
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64) -> Result<Self> {
-        let Request { turns, stream, max_output_tokens, controls, stop, truncation, echo, .. } = request;
+        let Request { turns, stream, max_output_tokens, controls, speculation, stop, truncation, echo, .. } = request;
         let place = model.engine.place(Client::new())?;
         let [response_id, message_id, seeds] = random()?;
         // Below 2^53, which every JSON reader gives back as it came.
@@ -118,7 +119,7 @@ impl Running {
             truncation,
             echo,
         };
-        let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop };
+        let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, speculation, stop };
         let stage = if stream && held.surely_fits() && in_turn(&held.turns) {
             Stage::Held(Box::new(held))
         } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {

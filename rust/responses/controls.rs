@@ -5,6 +5,8 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::request::whole;
 use super::validate::At;
 use crate::error::Result;
@@ -19,6 +21,8 @@ const BIAS: RangeInclusive<f64> = -100.0..=100.0;
 const BIASES: usize = 1024;
 /// The most of the likeliest tokens that are told beside each one.
 const TOP_LOGPROBS: i64 = 20;
+/// The most ids that may be guessed ahead.
+const DEEPEST: u64 = 64;
 /// The additional output that asks for log probabilities.
 pub(super) const LOGPROBS: &str = "message.output_text.logprobs";
 
@@ -35,6 +39,20 @@ pub(super) fn read(root: &At<'_, '_>) -> Result<Controls> {
         top_logprobs: top_logprobs(root)?,
         seed: seed(root)?,
     })
+}
+
+/// How far ahead the engine may guess. `generation_mode` and `mtp_depth` come from clients of other servers, in the top level or in an `extra_body` that
+/// was sent as it is; whatever else they are is passed over, since they change the pace alone.
+pub(super) fn speculation(root: &At<'_, '_>) -> Option<u32> {
+    let places = [root.value.get("extra_body"), Some(root.value)];
+    let fields = |key: &'static str| places.into_iter().rev().flatten().filter_map(move |object| object.get(key));
+    let depth = fields("mtp_depth").filter_map(Value::as_u64).find(|depth| (1..=DEEPEST).contains(depth));
+    let depth = depth.and_then(|depth| u32::try_from(depth).ok());
+    match fields("generation_mode").filter_map(Value::as_str).find(|mode| ["ar", "mtp"].contains(mode)) {
+        Some("ar") => Some(0),
+        Some(_) => depth.or(u32::try_from(DEEPEST).ok()),
+        None => depth,
+    }
 }
 
 #[allow(clippy::cast_possible_truncation)] // Engines sample in f32, and a response repeats what they were given.

@@ -34,6 +34,8 @@ pub struct Request {
     pub max_output_tokens: Option<u32>,
     /// How it is to be sampled.
     pub controls: Controls,
+    /// How many ids ahead the engine may guess: 0 none, `None` as many as it thinks best.
+    pub speculation: Option<u32>,
     /// Texts that end the answer, without being part of it.
     pub stop: Vec<String>,
     /// Whether the oldest turns may be left out when the prompt does not fit.
@@ -111,6 +113,7 @@ impl Request {
             stream: flag(root, "stream")?.unwrap_or(false),
             max_output_tokens: whole(root, "max_output_tokens", 1)?,
             controls: controls::read(root)?,
+            speculation: controls::speculation(root),
             stop: stop(root)?,
             truncation: match root.get("truncation") {
                 Some(at) => at.one_of(&[("auto", Truncation::Auto), ("disabled", Truncation::Disabled)])?,

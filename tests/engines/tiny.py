@@ -51,8 +51,11 @@ def weights(seed: int) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def graph(seed: int = 0, heads_in_graph: bool = True) -> onnx.ModelProto:
-    """The model as a graph; `heads_in_graph=False` leaves out ArgMax and TopK, as graphs made elsewhere do."""
+def graph(seed: int = 0, heads_in_graph: bool = True, positions: int = 0) -> onnx.ModelProto:
+    """The model as a graph; `heads_in_graph=False` leaves out ArgMax and TopK, as graphs made elsewhere do.
+
+    With `positions` it gives logits of every token of a pass of up to so many, as imported graphs do.
+    """
     nodes: list[onnx.NodeProto] = []
 
     def node(kind: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: object) -> str:
@@ -98,19 +101,36 @@ def graph(seed: int = 0, heads_in_graph: bool = True) -> onnx.ModelProto:
         node("Mul", [f"u{i}", f"s{i}"], [f"us{i}"])
         node("MatMul", [f"us{i}", f"down{i}"], [f"d{i}"])
         state = node("Add", [state, f"d{i}"], [f"e{i}"])
-    node("Gather", [state, constant("last", np.array([-1], np.int64))], ["tail"], axis=1)
+    if positions:
+        node("Shape", ["input_ids"], ["sequence"], start=1, end=2)
+        node("LessOrEqual", ["sequence", constant("most", np.array([positions], np.int64))], ["short"])
+        node("Where", ["short", "sequence", constant("single", np.array([1], np.int64))], ["kept"])
+        node("Sub", ["sequence", "kept"], ["start"])
+        node("Slice", [state, "start", constant("end", np.array([2**62], np.int64)), axis], ["every"])
+        node("Reshape", ["every", constant("each", np.array([-1, 1, HIDDEN], np.int64))], ["tail"])
+    else:
+        node("Gather", [state, constant("last", np.array([-1], np.int64))], ["tail"], axis=1)
     node("SimplifiedLayerNormalization", ["tail", "gain"], ["final"], axis=-1, epsilon=1e-5)
-    node("MatMul", ["final", "head"], ["logits"])
+    prefix = "position_" if positions else ""
+    node("MatMul", ["final", "head"], [f"{prefix}logits"])
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1, VOCAB])]
     if heads_in_graph:
-        node("Reshape", ["logits", constant("flat", np.array([-1, VOCAB], np.int64))], ["row"])
-        node("ArgMax", ["row"], ["argmax"], axis=-1, keepdims=0)
-        node("TopK", ["row", constant("k", np.array([CANDIDATES], np.int64))], ["topk_values", "topk_indices"], axis=-1)
+        node("Reshape", [f"{prefix}logits", constant("flat", np.array([-1, VOCAB], np.int64))], ["row"])
+        node("ArgMax", ["row"], [f"{prefix}argmax"], axis=-1, keepdims=0)
+        top = [f"{prefix}topk_values", f"{prefix}topk_indices"]
+        node("TopK", ["row", constant("k", np.array([CANDIDATES], np.int64))], top, axis=-1)
         outputs += [
             helper.make_tensor_value_info("argmax", TensorProto.INT64, ["batch"]),
             helper.make_tensor_value_info("topk_values", TensorProto.FLOAT, ["batch", CANDIDATES]),
             helper.make_tensor_value_info("topk_indices", TensorProto.INT64, ["batch", CANDIDATES]),
         ]
+    if positions:
+        node("Sub", ["kept", "single"], ["last_kept"])
+        rows = constant("rows", np.array([0], np.int64))
+        for info in list(outputs):
+            node("Slice", [f"position_{info.name}", "last_kept", "end", rows, "kept"], [info.name])
+            outputs.append(onnx.ValueInfoProto(name=f"position_{info.name}", type=info.type))
+            outputs[-1].type.tensor_type.shape.dim[0].dim_param = "positions"
     inputs = [
         helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"]),
         helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "total"]),
@@ -122,13 +142,18 @@ def graph(seed: int = 0, heads_in_graph: bool = True) -> onnx.ModelProto:
             outputs.append(helper.make_tensor_value_info(f"present.{i}.{part}", TensorProto.FLOAT, cache))
     body = helper.make_graph(nodes, "tiny", inputs, outputs, initializer=list(constants.values()))
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(body, opset_imports=opsets, ir_version=10)
+    model = helper.make_model(body, opset_imports=opsets, ir_version=10)
+    if positions:
+        helper.set_model_props(model, {"emberd.positions": str(positions)})
+    return model
 
 
-def build(folder: Path, seed: int = 0, eos: int | list[int] = EOS, heads_in_graph: bool = True) -> Path:
+def build(
+    folder: Path, seed: int = 0, eos: int | list[int] = EOS, heads_in_graph: bool = True, positions: int = 0
+) -> Path:
     """Writes the model folder: `model.onnx`, `config.json`, `generation_config.json`. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(graph(seed, heads_in_graph), str(folder / "model.onnx"))
+    onnx.save(graph(seed, heads_in_graph, positions), str(folder / "model.onnx"))
     config = {"model_type": "llama", "max_position_embeddings": CONTEXT, "vocab_size": VOCAB, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))

@@ -1,11 +1,12 @@
 //! Answers as they go over the wire, whole.
 
-use emberd::engine::Settings;
 use emberd::engine::host::launcher;
 use emberd::engine::mock::{Fault, Mock, vocabulary};
+use emberd::engine::{Capabilities, Finish, Order, Settings, Step};
 use emberd::http::Options;
 use emberd::models::Models;
 use emberd::models::fetch::Shelf;
+use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::http_support::{MODEL, Server};
@@ -223,4 +224,38 @@ async fn many_streams_at_once_are_all_whole() {
         assert_eq!(events.last().unwrap()["response"]["output"][0]["content"][0]["text"], json!(text));
         assert!(events.iter().enumerate().all(|(number, event)| event["sequence_number"] == json!(number)));
     }
+}
+
+#[tokio::test]
+async fn how_far_to_guess_reaches_the_engine() {
+    let mut server = Server::absent(emberd::http::Options::default(), 8).await;
+    let launches = server.launches();
+    let engine = std::thread::spawn(move || {
+        let port = launches.next().unwrap().port;
+        port.ready(Capabilities { context_length: 512, max_batch: 4, vocab_size: vocabulary::SIZE, eos_ids: vec![] }).unwrap();
+        let mut asked = Vec::new();
+        while asked.len() < 4 {
+            for order in port.wait().unwrap().unwrap() {
+                let Order::Admit(admit) = order else { continue };
+                asked.push(admit.speculation);
+                port.push(vec![Step {
+                    id: admit.id,
+                    tokens: vec![vocabulary::FIRST_WORD],
+                    finish: Some(Finish::Length),
+                    logprobs: vec![],
+                }])
+                .unwrap();
+            }
+        }
+        asked
+    });
+    for body in [
+        json!({"input": "hi", "max_output_tokens": 1}),
+        json!({"input": "hi", "max_output_tokens": 1, "generation_mode": "ar", "mtp_depth": {}}),
+        json!({"input": "hi", "max_output_tokens": 1, "stream": true, "extra_body": {"generation_mode": "mtp", "mtp_depth": 9}}),
+        json!({"input": "hi", "max_output_tokens": 1, "extra_body": {"generation_mode": "mtp"}}),
+    ] {
+        assert_eq!(server.ask(&body).await.status, StatusCode::OK, "{body}");
+    }
+    assert_eq!(engine.join().unwrap(), [None, Some(0), Some(9), Some(64)]);
 }

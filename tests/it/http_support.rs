@@ -74,6 +74,11 @@ impl Server {
         Self { port, models, launches: Some(launches), stop: Some(stop), task: tokio::spawn(serving) }
     }
 
+    /// The launches, for a test that is the engine itself.
+    pub fn launches(&mut self) -> Launches {
+        self.launches.take().unwrap()
+    }
+
     /// Starts the mock as soon as a request, or the test, makes the model load.
     pub fn launch(&mut self, mock: Mock) {
         let launches = self.launches.take().unwrap();

@@ -309,6 +309,48 @@ fn sampling_is_read_as_it_was_sent_and_what_is_left_out_is_left_to_the_model() {
 }
 
 #[test]
+fn how_far_to_guess_is_asked_for_in_two_places_and_never_an_error() {
+    for (fields, expected) in [
+        (json!({}), None),
+        (json!({"generation_mode": "ar"}), Some(0)),
+        (json!({"generation_mode": "ar", "mtp_depth": 4}), Some(0)),
+        (json!({"generation_mode": "mtp"}), Some(64)),
+        (json!({"generation_mode": "mtp", "mtp_depth": 1}), Some(1)),
+        (json!({"generation_mode": "mtp", "mtp_depth": 64}), Some(64)),
+        (json!({"generation_mode": "mtp", "mtp_depth": 65}), Some(64)),
+        (json!({"generation_mode": "mtp", "mtp_depth": 0}), Some(64)),
+        (json!({"generation_mode": "mtp", "mtp_depth": -3}), Some(64)),
+        (json!({"generation_mode": "mtp", "mtp_depth": "8"}), Some(64)),
+        (json!({"generation_mode": "mtp", "mtp_depth": 2.5}), Some(64)),
+        (json!({"generation_mode": "mtp", "mtp_depth": 1e300}), Some(64)),
+        (json!({"generation_mode": "MTP"}), None),
+        (json!({"generation_mode": ["mtp"]}), None),
+        (json!({"generation_mode": {"mtp": true}, "mtp_depth": [1]}), None),
+        (json!({"generation_mode": null, "mtp_depth": null}), None),
+        (json!({"generation_mode": "auto", "mtp_depth": 5}), Some(5)),
+        (json!({"mtp_depth": 5}), Some(5)),
+    ] {
+        let mut body = json!({"input": "hi", "extra_body": fields});
+        assert_eq!(read(&body).unwrap().speculation, expected, "{body}");
+        body = fields;
+        body["input"] = json!("hi");
+        assert_eq!(read(&body).unwrap().speculation, expected, "{body}");
+    }
+    for (body, expected) in [
+        (json!({"extra_body": "mtp"}), None),
+        (json!({"extra_body": ["generation_mode", "mtp"]}), None),
+        (json!({"extra_body": null, "generation_mode": "ar"}), Some(0)),
+        (json!({"extra_body": {"generation_mode": "mtp", "mtp_depth": 3}, "generation_mode": "ar"}), Some(0)),
+        (json!({"extra_body": {"generation_mode": "mtp", "mtp_depth": 3}, "generation_mode": 7}), Some(3)),
+        (json!({"extra_body": {"mtp_depth": 3}, "generation_mode": "mtp"}), Some(3)),
+    ] {
+        let mut body = body;
+        body["input"] = json!("hi");
+        assert_eq!(read(&body).unwrap().speculation, expected, "{body}");
+    }
+}
+
+#[test]
 fn log_probabilities_are_asked_for_by_either_of_two_fields() {
     let asked = |top: Value, include: Value| {
         let body = json!({"input": "hi", "top_logprobs": top, "include": include});

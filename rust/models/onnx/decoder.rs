@@ -13,6 +13,9 @@
 //! | `logits` | float | `[batch, 1, V]`, of the last token of each row |
 //! | `argmax` | int64 | `[batch]` |
 //! | `topk_values`, `topk_indices` | float, int64 | `[batch, K]`, descending |
+//! | `position_logits` | float | `[positions, 1, V]`, of every token of each row, row after row, where `sequence` is at most 32; else as `logits` |
+//! | `position_argmax` | int64 | `[positions]` |
+//! | `position_topk_values`, `position_topk_indices` | float, int64 | `[positions, K]`, descending |
 //! | `present.{0…L-1}.key`, `.value` | float | as `past_key_values`; bind the same buffers, then nothing is copied |
 //!
 //! A row's mask sum is its length after this step, at least `sequence`; a free row is given length 1. Rows of different lengths may be
@@ -89,6 +92,11 @@ impl<'a> Builder<'a> {
         self.graph.output("argmax", Element::Int64, &[batch]);
         self.graph.output("topk_values", Element::Float, &[batch, top]);
         self.graph.output("topk_indices", Element::Int64, &[batch, top]);
+        let positions = Size::Named("positions");
+        self.graph.output("position_logits", Element::Float, &[positions, Size::Fixed(1), Size::Fixed(llama.vocab)]);
+        self.graph.output("position_argmax", Element::Int64, &[positions]);
+        self.graph.output("position_topk_values", Element::Float, &[positions, top]);
+        self.graph.output("position_topk_indices", Element::Int64, &[positions, top]);
         let cache = [batch, Size::Fixed(llama.kv_heads), Size::Named("capacity"), Size::Fixed(llama.head_dim)];
         for layer in 0..llama.layers {
             for part in ["key", "value"] {

@@ -74,6 +74,7 @@ pub const CAST_INT32: Attribute = Attribute::Int(data_type::INT32 as i64);
 #[derive(Debug)]
 pub struct Graph {
     graph: GraphProto,
+    metadata: Vec<StringStringEntryProto>,
     data: Output,
     location: String,
 }
@@ -82,7 +83,7 @@ impl Graph {
     /// An empty graph whose weights go to `data`, a file named `location` beside the model.
     pub fn new(name: &str, data: Output, location: &str) -> Self {
         let graph = GraphProto { name: Some(name.to_owned()), ..GraphProto::default() };
-        Self { graph, data, location: location.to_owned() }
+        Self { graph, metadata: Vec::new(), data, location: location.to_owned() }
     }
 
     /// Adds a node. An empty name stands for an optional input or output that is not there.
@@ -172,6 +173,11 @@ impl Graph {
         self.tensor(name, Element::Byte, dims, |data| Ok(data.write_all(values)?))
     }
 
+    /// Says something of the model that its tensors do not tell, to whoever loads it.
+    pub fn metadata(&mut self, key: &str, value: &str) {
+        self.metadata.push(StringStringEntryProto { key: Some(key.to_owned()), value: Some(value.to_owned()) });
+    }
+
     /// Declares an input of the graph.
     pub fn input(&mut self, name: &str, element: Element, dims: &[Size<'_>]) {
         self.graph.input.push(value_info(name, element, dims));
@@ -194,6 +200,7 @@ impl Graph {
             producer_name: Some(env!("CARGO_PKG_NAME").to_owned()),
             producer_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             graph: Some(self.graph),
+            metadata_props: self.metadata,
         };
         file.write_all(&model.encode_to_vec())?;
         Ok([file.finish()?, self.data.finish()?])

@@ -177,6 +177,10 @@ fn the_graph_keeps_its_contract() {
             "argmax int64 batch".to_owned(),
             "topk_values float batch,256".to_owned(),
             "topk_indices int64 batch,256".to_owned(),
+            format!("position_logits float positions,1,{vocab}"),
+            "position_argmax int64 positions".to_owned(),
+            "position_topk_values float positions,256".to_owned(),
+            "position_topk_indices int64 positions,256".to_owned(),
         ],
     );
     for layer in 0..layers {
@@ -187,6 +191,8 @@ fn the_graph_keeps_its_contract() {
     }
     assert_eq!(describe(&graph.input), inputs);
     assert_eq!(describe(&graph.output), outputs);
+    let metadata = model.proto.metadata_props.iter().map(|entry| (entry.key.as_deref().unwrap(), entry.value.as_deref().unwrap()));
+    assert_eq!(metadata.collect::<Vec<_>>(), [("emberd.positions", "32")]);
 }
 
 #[test]

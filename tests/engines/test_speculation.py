@@ -1,0 +1,420 @@
+"""Speculation in the ONNX engine: what it guesses, when it checks a guess, and that the answers are those of plain runs.
+
+Most tests guess with `Oracle`, which knows the plain answer and errs on purpose, and let checks cost nothing: then every
+step is a check wherever one is possible.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import tiny
+from cases import Case, prompt
+from emberd import loop, verify
+from emberd.onnx import OnnxEngine
+from emberd.rows import Rows
+from emberd.session import Model
+from emberd.speculate import NGRAM, Drafter, Rates
+from emberd.verify import MARGIN, Costs, Speculation
+from fakeport import Admit, Cancel, FakePort, Sampling, Settings
+
+POSITIONS = 32
+
+
+class Prices(Costs):
+    """Costs that a test sets: of a plain pass, and of a check."""
+
+    def __init__(self, check: float = 0.01, token: float = 0.0) -> None:
+        super().__init__(lambda: 0.0)
+        self._check, self._token = check, token
+
+    @property
+    def known(self) -> bool:
+        return True
+
+    def plain(self, rows: int) -> float:
+        return float(rows)
+
+    def check(self, tokens: int) -> float:
+        return self._check + self._token * tokens
+
+
+class Oracle(Drafter):
+    """Guesses what the plain answer says; one guessed token in six is wrong."""
+
+    answers: dict[tuple[int, ...], list[int]]
+
+    def __init__(self, text: list[int], rates: Rates) -> None:
+        super().__init__(text, rates)
+        self._plain = self.answers[tuple(text)]
+        self._rng = random.Random(len(text))
+        self._done = 0
+
+    def follow(self, answer: list[int]) -> None:
+        self._done = len(answer)
+        self.agreed = 16
+
+    def draft(self, count: int) -> list[int]:
+        count = self._rng.randint(1, count)
+        rest = [*self._plain[self._done :], *[9] * count][:count]
+        return [token if self._rng.random() < 5 / 6 else (token + 1) % tiny.VOCAB for token in rest]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, with logits of every position of a short pass."""
+    return tiny.build(tmp_path_factory.mktemp("positions"), eos=[], positions=POSITIONS)
+
+
+def serve(folder: Path, port: FakePort, costs: Costs | None, **settings: int) -> FakePort:
+    """Serves with these costs."""
+
+    def fail(id: int, message: str) -> None:
+        port.fail(id, message)
+
+    loop.serve(OnnxEngine(Model(str(folder), Settings(**settings)), fail, 32, 0, costs), port)  # type: ignore[arg-type]
+    assert port.violations == [] and port.reason is None
+    return port
+
+
+def plain(folder: Path, order: Admit) -> FakePort:
+    """One request alone, without speculation."""
+    return serve(folder, FakePort().at(0, replace(order, id=1, speculation=0)), Prices())
+
+
+def answered(folder: Path, order: Admit) -> list[int]:
+    """The answer to it."""
+    return plain(folder, order).answers[1]
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[int, ...], list[int]]]:
+    """Lets the engine guess with `Oracle`; maps prompts to plain answers."""
+    answers: dict[tuple[int, ...], list[int]] = {}
+    monkeypatch.setattr(Oracle, "answers", answers, raising=False)
+    monkeypatch.setattr(verify, "Drafter", Oracle)
+    yield answers
+
+
+SAMPLINGS = [
+    None,
+    Sampling(temperature=0.9, seed=3),
+    Sampling(temperature=1.2, top_p=0.9, top_k=40, seed=2**63),
+    Sampling(temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3),
+    Sampling(
+        temperature=0.8,
+        min_p=0.02,
+        seed=5,
+        repetition_penalty=1.2,
+        frequency_penalty=0.7,
+        logit_bias={20: 6.0, 21: -50.0},
+        top_logprobs=4,
+    ),
+    Sampling(temperature=0.0, top_logprobs=0),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_answers_are_those_of_plain_runs(
+    folder: Path, oracle: dict[tuple[int, ...], list[int]], sampling: Sampling | None
+) -> None:
+    order = Admit(1, prompt(4, 25), 90, sampling)
+    alone = plain(folder, order)
+    oracle[tuple(order.prompt)] = alone.answers[1]
+    port = serve(folder, FakePort().at(0, order), Prices())
+    assert port.answers == alone.answers and port.finishes == {1: "length"}
+    several = [len(step[1]) for steps in port.pushes for step in steps if len(step[1]) > 1]
+    assert len(several) >= 5 and len(port.pushes) < len(alone.pushes) / 2
+    for (logprob, top), (expected, likeliest) in zip(port.logprobs.get(1, []), alone.logprobs.get(1, []), strict=True):
+        # A pass of several tokens takes other kernels than a pass of one.
+        assert logprob == pytest.approx(expected, abs=1e-4)
+        assert [id for id, _ in top] == [id for id, _ in likeliest]
+        assert [each for _, each in top] == pytest.approx([each for _, each in likeliest], abs=1e-4)
+    assert len(port.logprobs.get(1, [])) == (90 if sampling and sampling.top_logprobs is not None else 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_are_those_of_plain_runs_whatever_joins_and_leaves(
+    folder: Path, oracle: dict[tuple[int, ...], list[int]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    port = FakePort()
+    orders: dict[int, Admit] = {}
+    cancelled = set()
+    for id in range(1, 17):
+        sampling = rng.choice(SAMPLINGS[:5])
+        order = Admit(
+            id, prompt(seed * 100 + id, rng.randint(1, 70)), rng.randint(1, 60), sampling, rng.choice([None, 0, 3])
+        )
+        orders[id] = order
+        oracle[tuple(order.prompt)] = answered(folder, order)
+        start = rng.randint(0, 20)
+        port.at(start, order)
+        if rng.random() < 0.4:
+            cancelled.add(id)
+            if rng.random() < 0.5:
+                port.at(start + rng.randint(1, 20), Cancel(id))
+            else:
+                port.leave(start + rng.randint(1, 20), id)
+    serve(folder, port, Prices(), max_batch=4)
+    assert port.failures == {}
+    for id, order in orders.items():
+        answer = port.answers.get(id, [])
+        assert answer == oracle[tuple(order.prompt)][: len(answer)]
+        assert id in cancelled or len(answer) == order.max_tokens
+    most = max(len(step[1]) for steps in port.pushes for step in steps)
+    assert most > 4
+
+
+def test_a_limit_is_kept_and_none_is_one_token_a_push(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
+    sizes = {}
+    for limit in (0, 1, 5, 64, None):
+        order = Admit(1, prompt(6, 20), 80, None, limit)
+        oracle[tuple(order.prompt)] = answered(folder, order)
+        port = serve(folder, FakePort().at(0, order), Prices())
+        sizes[limit] = {len(step[1]) for steps in port.pushes for step in steps}
+        assert port.answers[1] == oracle[tuple(order.prompt)]
+    assert sizes[0] == {0, 1} or sizes[0] == {1}
+    assert max(sizes[1]) == 2 and 2 < max(sizes[5]) <= 6
+    assert max(sizes[64]) > 6 and max(sizes[None]) > 6
+
+
+def test_an_eos_id_within_a_guess_ends_the_answer(
+    folder: Path, oracle: dict[tuple[int, ...], list[int]], tmp_path: Path
+) -> None:
+    whole = answered(folder, Admit(1, prompt(3, 12), 40))
+    place = next(place for place in range(10, 40) if whole[place] not in whole[:place])
+    ended = tiny.build(tmp_path, eos=[whole[place]], positions=POSITIONS)
+    oracle[tuple(prompt(3, 12))] = whole
+    port = serve(ended, FakePort().at(0, Admit(1, prompt(3, 12), 40), Admit(2, prompt(3, 12), 40)), Prices())
+    assert port.answers == {1: whole[: place + 1], 2: whole[: place + 1]}
+    assert port.finishes == {1: "stop", 2: "stop"}
+    assert len(port.pushes) < place
+
+
+def test_an_answer_fills_the_context_to_the_last_token(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
+    order = Admit(1, prompt(2, 60), 40)
+    oracle[tuple(order.prompt)] = answered(folder, order)
+    port = serve(folder, FakePort().at(0, order), Prices(), context_length=100)
+    assert port.answers[1] == oracle[tuple(order.prompt)] and port.finishes == {1: "length"}
+    assert len(port.pushes) < 30
+
+
+def test_what_was_guessed_wrong_leaves_nothing_behind(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
+    """A later request that starts from what was kept of the answer goes on as one that reads everything."""
+    order = Admit(1, prompt(7, 70), 100)
+    oracle[tuple(order.prompt)] = first = answered(folder, order)
+    longer = Admit(2, [*order.prompt, *first, *prompt(8, 5)], 50)
+    oracle[tuple(longer.prompt)] = answered(folder, longer)
+
+    port = FakePort().at(0, order).at(150, longer)
+    loop.serve(OnnxEngine(Model(str(folder), Settings()), port.fail, 32, 1 << 24, Prices()), port)  # type: ignore[arg-type]
+    assert port.violations == [] and port.cached[2] > 128
+    assert port.answers == {1: first, 2: oracle[tuple(longer.prompt)]}
+
+
+def test_logits_that_are_not_numbers_fail_the_request_alone(
+    folder: Path, oracle: dict[tuple[int, ...], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = [Admit(id, prompt(id, 10), 60, Sampling(temperature=1.0, seed=id)) for id in (1, 2)]
+    for order in orders:
+        oracle[tuple(order.prompt)] = answered(folder, order)
+    look = Rows.look
+
+    def spoilt(rows: Rows, row: int, place: int) -> None:
+        look(rows, row, place)
+        if place == 3 and spoil:
+            spoil.pop()
+            rows._logits[row], rows._values[row] = np.nan, np.nan
+
+    spoil = [True]
+    monkeypatch.setattr(Rows, "look", spoilt)
+    port = serve(folder, FakePort().at(0, *orders), Prices())
+    # Tokens before it are given; the pass after them comes to logits of its own, which here are numbers again.
+    assert port.failures == {} and not spoil
+    assert {id: port.answers[id] for id in (1, 2)} == {order.id: oracle[tuple(order.prompt)] for order in orders}
+
+    def always(rows: Rows, row: int, place: int) -> None:
+        look(rows, row, place)
+        rows._logits[row], rows._values[row] = np.nan, np.nan
+
+    monkeypatch.setattr(Rows, "look", always)
+    port = serve(folder, FakePort().at(0, *orders), Prices())
+    assert set(port.failures) == {1, 2}
+    assert all(message.startswith("no token can be drawn: ") for message in port.failures.values())
+
+
+def first_together(port: FakePort) -> int:
+    """The number of the first push in which four requests got something."""
+    return next(n for n, steps in enumerate(port.pushes) if len(steps) == 4)
+
+
+def test_others_wait_for_one_check_at_most(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
+    for id in range(1, 5):
+        order = Admit(id, prompt(id, 10), 60, None, None if id == 1 else 0)
+        oracle[tuple(order.prompt)] = answered(folder, order)
+    port = FakePort()
+    for id in range(1, 5):
+        port.at(0, Admit(id, prompt(id, 10), 60, None, None if id == 1 else 0))
+    serve(folder, port, Prices())
+    together = [len(steps) for steps in port.pushes[first_together(port) :]]
+    assert together.count(1) >= 4
+    while together and together[-1] != 4:  # the others are through
+        together.pop()
+    assert (1, 1) not in zip(together, together[1:], strict=False)
+
+
+@pytest.fixture(scope="module")
+def repeating(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose next token depends on the last one alone: its answers go round in a circle."""
+    target = tmp_path_factory.mktemp("repeating")
+    for name in ("config.json", "generation_config.json"):
+        (target / name).write_bytes((folder / name).read_bytes())
+    model = onnx.load(str(folder / "model.onnx"))
+    for tensor in model.graph.initializer:
+        if tensor.name in {f"o{layer}" for layer in range(tiny.LAYERS)}:
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
+    onnx.save(model, str(target / "model.onnx"))
+    return target
+
+
+def test_a_text_that_repeats_itself_takes_a_fraction_of_the_passes(repeating: Path) -> None:
+    order = Admit(1, prompt(1, 5), 240)
+    alone = plain(repeating, order)
+    assert len(alone.pushes) == 240
+    port = serve(repeating, FakePort().at(0, order), Prices(2.0, 0.17))
+    assert port.answers == alone.answers
+    assert len(port.pushes) < 100
+
+
+def test_nothing_is_checked_where_it_does_not_pay(repeating: Path) -> None:
+    order = Admit(1, prompt(1, 5), 120)
+    port = serve(repeating, FakePort().at(0, order), Prices(POSITIONS / MARGIN))
+    assert len(port.pushes) == 120
+
+
+def test_a_graph_that_gives_the_last_logits_only_checks_nothing(onnx_case: Case) -> None:
+    port = serve(onnx_case.folder, FakePort().at(0, Admit(1, prompt(1, 5), 60)), Prices())
+    assert len(port.pushes) == 60
+    assert Model(str(onnx_case.folder), Settings()).positions == 0  # type: ignore[arg-type]
+
+
+def test_a_row_of_a_check_has_the_logits_of_plain_passes(folder: Path) -> None:
+    model = Model(str(folder), Settings())  # type: ignore[arg-type]
+    rows = Rows(model, 64)
+    rows.extend(0, prompt(1, 40))
+    tokens, logits = [], []
+    for _ in range(POSITIONS):
+        tokens.append(rows.greedy(1)[0])
+        rows.feed(0, tokens[-1])
+        rows.decode(1)
+        logits.append(rows._logits[0, 0].copy())
+    rows.keep(0, 40)
+    rows.feed(0, tokens[0])
+    rows.check(0, tokens[1:])
+    for place, expected in enumerate(logits):
+        rows.look(0, place)
+        assert np.allclose(rows._logits[0, 0], expected, atol=1e-4)
+        assert rows.greedy(1)[0] == int(expected.argmax())
+
+
+def drafter(text: list[int]) -> Drafter:
+    return Drafter(text, Rates())
+
+
+def test_the_last_occurrence_of_the_longest_run_is_followed() -> None:
+    assert drafter([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3]).draft(2) == [4, 9]
+    assert drafter([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3]).draft(1) == [5]
+    assert drafter([7, 4, 7, 5, 7]).draft(2) == [5, 7]
+    assert drafter([1, 2, 3]).draft(4) == [] and drafter([1]).draft(4) == []
+
+
+def test_a_circle_is_guessed_round_and_round() -> None:
+    assert drafter([8, 1, 2, 3, 1, 2, 3]).draft(7) == [1, 2, 3, 1, 2, 3, 1]
+    assert drafter([5, 5]).draft(3) == [5, 5, 5]
+
+
+def test_a_guess_is_the_same_however_the_text_came() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        text = [rng.randint(1, 6) for _ in range(rng.randint(2, 40))]
+        cut = rng.randint(1, len(text))
+        grown = drafter(text[:cut])
+        grown.follow(text[cut:])
+        runs = [
+            size
+            for size in range(1, NGRAM + 1)
+            if any(text[at : at + size] == text[-size:] for at in range(len(text) - size))
+        ]
+        assert bool(grown.draft(1)) == bool(runs)
+        if grown.agreed < NGRAM:
+            assert (grown.agreed, grown.draft(5)) == (drafter(text).agreed, drafter(text).draft(5))
+
+
+def test_a_text_is_taken_up_again_after_an_edit() -> None:
+    text = list(range(100, 160))
+    copy = [*text[:20], 7, *text[21:23]]  # one token for another
+    edited = drafter([*text, 1])
+    edited.follow(copy)
+    assert edited.draft(3) == text[23:26] and edited.agreed == 8
+    edited = drafter([*text, 1])
+    edited.follow([*text[:20], 7, 8, 9, *text[20:22]])  # three put in
+    assert edited.draft(3) == text[22:25]
+    edited = drafter([*text, 1])
+    edited.follow([*text[:20], *text[23:25]])  # three left out
+    assert edited.draft(3) == text[25:28]
+
+
+def test_rates_learn_from_one_request_for_the_next() -> None:
+    everyone = Rates()
+    before = everyone.chance(20)
+    mine = Rates(everyone)
+    for _ in range(100):
+        mine.note(20, False)
+    assert mine.chance(20) < 0.01 < everyone.chance(20) < before
+    assert Rates(everyone).chance(20) == everyone.chance(20)
+    assert everyone.chance(3) == Rates().chance(3)
+
+
+def test_costs_are_guessed_from_those_that_are_known_and_then_measured() -> None:
+    costs = Costs()
+    assert not costs.known
+    for _ in range(3):
+        costs.note_plain(1, 0.010)
+    assert costs.known and costs.plain(1) == pytest.approx(0.010)
+    assert 0.020 < costs.check(2) < costs.check(8) < costs.check(32) < 0.080
+    costs.note_check(8, 0.5)
+    assert costs.check(8) < 0.05, "one that was slow is not believed yet"
+    costs.note_check(7, 0.5)
+    costs.note_check(6, 0.5)
+    assert costs.check(8) > 0.4 and costs.check(32) < 0.080
+    for _ in range(1024):
+        costs.note_plain(1, 0.010)
+    assert costs.check(8) < 0.05, "and one that is long ago no more"
+
+
+def test_the_depth_is_the_one_that_promises_the_most(folder: Path) -> None:
+    rows = Rows(Model(str(folder), Settings()), 32)  # type: ignore[arg-type]
+    speculation = Speculation(rows, POSITIONS - 1, Prices(2.0, 0.17))
+    guesser = drafter([1, 2, 3, 4] * 5)
+
+    def depth(came_true: list[bool], limit: int = POSITIONS - 1, patience: float | None = None) -> int:
+        for each in came_true:
+            guesser.rates.note(16, each)
+        return speculation._depth(guesser, limit, 1.0, patience)[0]
+
+    assert depth([False] * 100) == 0
+    sure = depth([True] * 400)
+    assert sure == POSITIONS - 1
+    assert depth([], limit=5) == 5
+    assert depth([], patience=3.5) == 7
+    less = depth([False, True, True, True, True, True, True])
+    assert 0 < less < sure
