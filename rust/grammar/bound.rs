@@ -15,8 +15,6 @@ const MERGED: u64 = 100_000;
 const PATTERNS: usize = 32;
 /// How far `$ref` is followed from one to the next when costs are counted.
 const REFS: usize = 64;
-/// How deep the brackets of a Lark grammar may be.
-const DEPTH: usize = 128;
 
 /// Keywords whose value is data, in which no schema is.
 const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
@@ -29,32 +27,6 @@ pub(super) fn check(schema: &Map<String, Value>) -> Result<()> {
     let root = Value::Object(schema.clone());
     let mut walk = Walk { root: &root, path: Vec::new() };
     walk.every(&root)
-}
-
-/// Checks the text of a Lark grammar.
-///
-/// # Errors
-/// `invalid_value` with the reason.
-pub(super) fn lark(text: &str) -> Result<()> {
-    let (mut depth, mut deepest) = (0_usize, 0_usize);
-    for line in text.lines() {
-        // Brackets within strings and expressions may have no partner: a line that begins a rule begins anew.
-        if line.starts_with(|ch: char| ch.is_ascii_alphabetic() || ch == '_' || ch == '?') {
-            depth = 0;
-        }
-        for byte in line.bytes() {
-            match byte {
-                b'(' | b'[' | b'{' => depth += 1,
-                b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            deepest = deepest.max(depth);
-        }
-    }
-    if deepest > DEPTH {
-        return Err(refused(format!("the grammar is nested {deepest} deep, above {DEPTH}")).hint("make rules of its inner groups"));
-    }
-    Ok(())
 }
 
 /// How many values of JSON there are.

@@ -92,7 +92,6 @@ impl Prepared {
             }
             Grammar::Lark(text) => {
                 long(text)?;
-                bound::lark(text)?;
                 TopLevelGrammar::from_lark(text.to_string())
             }
             Grammar::Tagged(tags) => {
@@ -128,7 +127,13 @@ fn reason(error: &str) -> String {
         return "it allows no text at all".to_owned();
     }
     let end = ["\n<", "\nbacktrace"].iter().filter_map(|mark| error.find(mark)).min().unwrap_or(error.len());
-    let line = error.get(..end).unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+    // Nor the lines that show the place once more.
+    let shows = |line: &&str| {
+        let line = line.trim_start();
+        line.starts_with('^') || line.trim_start_matches(|ch: char| ch.is_ascii_digit()).starts_with(" |")
+    };
+    let words = error.get(..end).unwrap_or_default().lines().filter(|line| !shows(line)).flat_map(str::split_whitespace);
+    let line = words.collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(REASON) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
         None => line,
