@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
 from emberd.budget import KvBudget, default_kv_bytes
+from emberd.constrain import FastForward, hold
 from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel, is_forget
 from emberd.kv import BLOCK
 from emberd.rows import Rows
@@ -68,6 +69,7 @@ class OnnxEngine:
             max_batch=model.max_batch,
             vocab_size=model.vocab_size,
             eos_ids=model.eos_ids,
+            constraints=True,
         )
         self._eos = frozenset(model.eos_ids)
         self._max_batch = model.max_batch
@@ -75,6 +77,7 @@ class OnnxEngine:
         self._fail = fail
         self._rows = Rows(model, self._chunk)
         self._speculation = Speculation(self._rows, model.positions - 1, costs)
+        self._forward = FastForward(self._rows, self._chunk)
         self._snapshots = _snapshots(model, default_budget() if cache_bytes is None else cache_bytes)
         self._budget = KvBudget(model.layers, default_kv_bytes() if kv_bytes is None else kv_bytes)
         self._pace = pace or Pace(self._chunk, math.inf)
@@ -124,8 +127,13 @@ class OnnxEngine:
         self._make_room()
         if not self._running:
             return []
+        alone = len(self._running) == 1
+        if (forced := self._forced()) is not None:
+            row, tokens = forced
+            steps = self._force(row)
+            self._pace.checked(tokens, alone)
+            return steps
         if (guess := self._guess()) is not None:
-            alone = len(self._running) == 1
             steps = self._check(*guess)
             self._pace.checked(len(guess[1]) + 1, alone)
             return steps
@@ -160,6 +168,7 @@ class OnnxEngine:
         if not self._budget.could_hold(tokens):
             self._fail(request.id, self._no_room(f"the prompt of {tokens} tokens", tokens))
             return
+        hold(request)
         self._look_up(request)
         self._prompts.add(request)
 
@@ -312,6 +321,15 @@ class OnnxEngine:
         self._leave(ended)
         return steps
 
+    def _forced(self) -> tuple[int, int] | None:
+        """The row of an answer of which more tokens are certain, and how many a pass over them has, where that pays and there is room."""
+        if (row := self._forward.next(self._running)) is not None:
+            request = self._running[row]
+            tokens = 1 + len(self._forward.certain(request))
+            if self._budget.hold(request, self._rows.length(row) + tokens):
+                return row, tokens
+        return None
+
     def _guess(self) -> tuple[int, list[int]] | None:
         """The row of an answer that goes on by a check, and the tokens to check, where that pays and there is room."""
         guess = self._speculation.guess(self._running)
@@ -336,6 +354,21 @@ class OnnxEngine:
             self._keep(request, row)
             self._leave([row])
         return [request.step(tokens, finish)]
+
+    def _force(self, row: int) -> list[Step]:
+        """What is certain to come in one row, read in one pass, and the token after it."""
+        request = self._running[row]
+        try:
+            step = self._forward.run(row, request, self._eos)
+        except ValueError as fault:
+            self._fail(request.id, f"no token can be drawn: {fault}")
+            self._leave([row])
+            return []
+        if step[2] is not None:
+            self._save(request, row)
+            self._keep(request, row)
+            self._leave([row])
+        return [step]
 
     def _make_room(self, ahead: int = 1) -> None:
         """Sees to it that every running answer has room for `ahead` more tokens: the newest requests make it."""

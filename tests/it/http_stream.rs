@@ -232,7 +232,8 @@ async fn how_far_to_guess_reaches_the_engine() {
     let launches = server.launches();
     let engine = std::thread::spawn(move || {
         let port = launches.next().unwrap().port;
-        port.ready(Capabilities { context_length: 512, max_batch: 4, vocab_size: vocabulary::SIZE, eos_ids: vec![] }).unwrap();
+        port.ready(Capabilities { context_length: 512, max_batch: 4, vocab_size: vocabulary::SIZE, eos_ids: vec![], constraints: false })
+            .unwrap();
         let mut asked = Vec::new();
         while asked.len() < 4 {
             for order in port.wait().unwrap().unwrap() {
