@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
+from emberd.concat import ConcatRows
 from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel
 from emberd.kv import BLOCK
 from emberd.rows import Rows
 from emberd.session import Model, give_back
 from emberd.snapshots import Snapshots, default_budget
+from emberd.wide import WideRows
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -58,10 +60,12 @@ class OnnxEngine:
         )
         self._eos = frozenset(model.eos_ids)
         self._max_batch = model.max_batch
-        self._chunk = min(prefill_chunk, model.context_length)
+        self._chunk = min(prefill_chunk, model.context_length) if model.chunks else model.context_length
         self._fail = fail
-        self._rows = Rows(model, self._chunk)
-        self._snapshots = _snapshots(model, default_budget() if cache_bytes is None else cache_bytes)
+        self._shared = model.shared
+        self._rows = rows_of(model, self._chunk)
+        budget = default_budget() if cache_bytes is None else cache_bytes
+        self._snapshots = _snapshots(model, budget if model.reusable else 0)
         self._prompts: list[Request] = []
         """In order of arrival; those that are being read have a row."""
         self._shortest_next = False
@@ -267,10 +271,17 @@ class OnnxEngine:
         except Exception as error:  # onnxruntime raises a different private type for each way a graph can be wrong
             text = " ".join(str(error).split())
             raise EngineError(
-                f"the graph cannot run with shared key and value buffers: {text}",
+                f"the graph cannot run with {'shared' if self._shared else 'concatenated'} key and value buffers: {text}",
                 "import the model with `emberd models pull`, or give the path of a .gguf file",
             ) from error
         self._rows.release(0)
+
+
+def rows_of(model: Model, longest: int) -> Rows:
+    """The rows for the layout that the model's graph has; `longest` is the most tokens of one pass."""
+    if not model.shared:
+        return ConcatRows(model, longest)
+    return Rows(model, longest) if model.inputs.plain() and not model.wide_logits else WideRows(model, longest)
 
 
 def _snapshots(model: Model, budget: int) -> Snapshots:
