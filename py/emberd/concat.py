@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from emberd.layout import Inputs
     from emberd.session import Model
 
-    Arrays = list[NDArray[np.generic]]
+    Arrays = list[NDArray[np.floating]]
 
 SLACK = 256
 """Tokens by which the lengths in a pack may differ whatever they are; beyond, the longest is less than twice the shortest.
@@ -82,13 +82,15 @@ class _Pack:
         for slot, member in enumerate(members):
             member.pack, member.slot, member.own, member.states = self, slot, [], []
 
-    def cache(self, slot: int, layer: int) -> NDArray[np.generic]:
+    def cache(self, slot: int, layer: int) -> NDArray[np.floating]:
         """The keys or values of one member, `[heads, length, width]`, as a view."""
-        return self._past.of(self.width)[layer][slot, :, self.pads[slot] :]
+        part: NDArray[np.floating] = self._past.of(self.width)[layer][slot, :, self.pads[slot] :]
+        return part
 
-    def state(self, slot: int, kind: int) -> NDArray[np.generic]:
+    def state(self, slot: int, kind: int) -> NDArray[np.floating]:
         """A state of one member, as a view."""
-        return self._past.states[kind][slot]
+        part: NDArray[np.floating] = self._past.states[kind][slot]
+        return part
 
     def run(self, tokens: NDArray[np.int64]) -> None:
         """Runs one more token `[members, 1]` of each member."""
@@ -219,7 +221,7 @@ class ConcatRows(Rows):
             pack.live -= 1
             if not pack.live and pack in self._packs:
                 self._packs.remove(pack)
-                self._packed = [each for each in self._packed if each.pack is not pack]
+                self._packed = []  # those in other packs may be in other rows from now on
 
     def _empty(self, own: Arrays | None = None) -> _Sequence:
         if own is None:
@@ -263,9 +265,9 @@ def _groups(lengths: list[int], padding: bool) -> list[list[int]]:
     return groups
 
 
-def _cache(sequence: _Sequence, layer: int) -> NDArray[np.generic]:
+def _cache(sequence: _Sequence, layer: int) -> NDArray[np.floating]:
     return sequence.own[layer][0] if sequence.pack is None else sequence.pack.cache(sequence.slot, layer)
 
 
-def _state(sequence: _Sequence, kind: int) -> NDArray[np.generic]:
+def _state(sequence: _Sequence, kind: int) -> NDArray[np.floating]:
     return sequence.states[kind][0] if sequence.pack is None else sequence.pack.state(sequence.slot, kind)

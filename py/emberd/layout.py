@@ -96,7 +96,9 @@ def read(graph: Path, session: ort.InferenceSession, config: dict[str, Any]) -> 
         name, shape = each.name, each.shape
         if (rank := _PLAIN.get(name)) is not None:
             if each.type != _INTEGERS.get(name, "tensor(int64)") or (shape is not None and len(shape) not in rank):
-                raise EngineError(f"{graph} has the input {name} as {each.type} of shape {shape}; expected {EXPECTED}", HINT)
+                raise EngineError(
+                    f"{graph} has the input {name} as {each.type} of shape {shape}; expected {EXPECTED}", HINT
+                )
             given[name] = (1,) * len(shape)
             continue
         present = next((of for of in _presents(name) if of in outputs), None)
@@ -106,7 +108,9 @@ def read(graph: Path, session: ort.InferenceSession, config: dict[str, Any]) -> 
             if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
                 raise EngineError(f"{graph} does not give the heads and width of {name}, but {shape}", HINT)
             if isinstance(shape[2], int):
-                raise EngineError(f"{graph} has {name} of a fixed length of {shape[2]}; expected a length that varies", HINT)
+                raise EngineError(
+                    f"{graph} has {name} of a fixed length of {shape[2]}; expected a length that varies", HINT
+                )
             layers.append(Layer(name, present, shape[1], shape[3], dtype(graph, each)))
         else:
             states.append(State(name, present, _state_shape(graph, name, shape, config), dtype(graph, each)))
@@ -158,8 +162,12 @@ def _presents(name: str) -> tuple[str, str]:
 def _state_shape(graph: Path, name: str, shape: list[int | str | None], config: dict[str, Any]) -> tuple[int, ...]:
     rest = shape[1:]
     if name.startswith("past_conv") and len(rest) == len(_CONVOLUTION):
-        rest = [size if isinstance(size, int) else config.get(key) for size, key in zip(rest, _CONVOLUTION, strict=True)]
+        rest = [
+            size if isinstance(size, int) else config.get(key) for size, key in zip(rest, _CONVOLUTION, strict=True)
+        ]
     sizes = tuple(size for size in rest if isinstance(size, int))
     if len(sizes) < len(rest) or isinstance(shape[0], int):
-        raise EngineError(f"{graph} has the state {name} of shape {shape}; expected a batch that varies and fixed sizes", HINT)
+        raise EngineError(
+            f"{graph} has the state {name} of shape {shape}; expected a batch that varies and fixed sizes", HINT
+        )
     return sizes

@@ -102,7 +102,9 @@ class Probe:
                 if found is not None:
                     return found
                 faults[name] = "its logits after a prompt are not those of one pass over all"
-        raise EngineError(f"{graph} cannot be run{''.join(f'; with {name}: {why}' for name, why in faults.items())}", HINT)
+        raise EngineError(
+            f"{graph} cannot be run{''.join(f'; with {name}: {why}' for name, why in faults.items())}", HINT
+        )
 
     @property
     def _can_share(self) -> bool:
@@ -151,7 +153,9 @@ class Probe:
             return False
         return _alike(other.last, one.last, SAME_PASS)
 
-    def _concatenated(self, start: int, count: int, after: _Outcome | None = None, rows: int = 1, pads: int = 0) -> _Outcome:
+    def _concatenated(
+        self, start: int, count: int, after: _Outcome | None = None, rows: int = 1, pads: int = 0
+    ) -> _Outcome:
         """A pass with tensors of just the length in use; `start` counts the padding."""
         inputs = self._inputs
         past, states = self._empty(0) if after is None else (after.past, after.states)

@@ -39,7 +39,9 @@ _MANIFEST = "emberd.json"
 """What lies in a folder that `emberd models pull` made, whose one graph is of no dtype."""
 _IMPORT = "import the model with `emberd models pull`, or give the path of a .gguf file"
 
-_LACKING = re.compile(r"find an implementation for (\w+)|[: ]([\w.]+:\w+)\(-?\d+\) is not a registered|No Op registered for (\w+)")
+_LACKING = re.compile(
+    r"find an implementation for (\w+)|[: ]([\w.]+:\w+)\(-?\d+\) is not a registered|No Op registered for (\w+)"
+)
 """In the errors that onnxruntime raises for operators that it has not, or not for a processor: which."""
 
 _DAMAGED = "if the file is damaged, `emberd models rm` forgets the model, and its next load fetches what differs anew"
@@ -72,7 +74,9 @@ class Model:
         if "logits" not in outputs:
             raise EngineError(f"{graph} has no output named logits, but {', '.join(outputs)}", _IMPORT)
         if len(outputs["logits"].shape or ()) != 3:
-            raise EngineError(f"{graph} has logits of shape {outputs['logits'].shape}; expected [batch, sequence, vocab]", _IMPORT)
+            raise EngineError(
+                f"{graph} has logits of shape {outputs['logits'].shape}; expected [batch, sequence, vocab]", _IMPORT
+            )
         self.logits_type = layout.dtype(graph, outputs["logits"])
         self.has_argmax = "argmax" in outputs
         vocab = outputs["logits"].shape[-1]

@@ -23,6 +23,9 @@ KERNEL = 3
 
 BITS_BLOCK = 32
 
+MATRICES = {"head", *(f"{name}{layer}" for layer in range(LAYERS) for name in ("q", "k", "v", "o", "up", "down"))}
+"""The weights that may have four bits."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -145,21 +148,23 @@ class _Graph:
             state = self.node("Slice", [state, *ends], "kept")
         self.matrix(self.norm(state, "final"), "head", "logits")
         self.give("logits", self.type, ["batch_size", "kept" if form.keep else "sequence_length", VOCAB])
-        body = helper.make_graph(self.nodes, "tiny", self.inputs, self.outputs, initializer=list(self.constants.values()))
+        body = helper.make_graph(
+            self.nodes, "tiny", self.inputs, self.outputs, initializer=list(self.constants.values())
+        )
         opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(body, opset_imports=opsets, ir_version=10)
 
     def norm(self, state: str, output: str) -> str:
-        return self.node(
-            "SimplifiedLayerNormalization", [state, self.weight("gain")], output, axis=-1, epsilon=1e-5
-        )
+        return self.node("SimplifiedLayerNormalization", [state, self.weight("gain")], output, axis=-1, epsilon=1e-5)
 
     def past(self, layer: int) -> None:
         """The caches of a layer as they are computed with: `past_{layer}_key` and `_value`."""
         form, shape = self.form, ["batch_size", KV_HEADS, "past_sequence_length", HEAD_DIM]
         for part in ("key", "value"):
             given = self.take(f"past_key_values.{layer}.{part}", _ONNX[form.cache_kind], list(shape))
-            self.give(f"present.{layer}.{part}", _ONNX[form.cache_kind], [*shape[:2], "total_sequence_length", HEAD_DIM])
+            self.give(
+                f"present.{layer}.{part}", _ONNX[form.cache_kind], [*shape[:2], "total_sequence_length", HEAD_DIM]
+            )
             if form.branch:
                 given = self.only_with_branch(given, f"{part}_{layer}_chosen")
             self.cast(given, form.kind, f"past_{layer}_{part}")
@@ -199,7 +204,9 @@ class _Graph:
         else:
             start = self.node("Squeeze", ["past_length"], "start")
             end = self.node("Squeeze", ["total"], "end")
-            positions = self.node("Unsqueeze", [self.node("Range", [start, end, one], "row"), self.numbers(0)], "positions")
+            positions = self.node(
+                "Unsqueeze", [self.node("Range", [start, end, one], "row"), self.numbers(0)], "positions"
+            )
         for name in ("cos", "sin"):
             wide = self.node("Gather", [self.weight(name), positions], f"{name}_at", axis=0)
             self.node("Unsqueeze", [wide, self.numbers(1)], f"{name}_of")
@@ -304,7 +311,9 @@ class _Graph:
         self.cast(state, self.form.cache_kind, f"present_conv.{i}")
         window = self.node("Slice", [every, self.numbers(1), *ends], f"conv_window_{i}")
         mixed = self.node("Conv", [window, self.weight("kernel")], f"conv_mixed_{i}", group=HIDDEN)
-        gated = self.node("Mul", [self.node("Transpose", [mixed], f"conv_out_{i}", perm=[0, 2, 1]), gate], f"conv_gated_{i}")
+        gated = self.node(
+            "Mul", [self.node("Transpose", [mixed], f"conv_out_{i}", perm=[0, 2, 1]), gate], f"conv_gated_{i}"
+        )
         return self.matrix(gated, "conv_out", f"ao{i}")
 
 
@@ -329,18 +338,33 @@ def four_bits(
     return packed, scales[..., 0], flat[:, 0::2] | flat[:, 1::2] << 4
 
 
+def unpacked(
+    packed: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.uint8] | None
+) -> NDArray[np.float32]:
+    """What `four_bits` made, as the matrix that it stands for."""
+
+    def apart(values: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return np.stack([values & 15, values >> 4], axis=-1).reshape(*values.shape[:-1], -1).astype(np.float32)
+
+    offsets = np.float32(8) if zeros is None else apart(zeros)[:, : scales.shape[1], None]
+    return ((apart(packed) - offsets) * scales[..., None]).reshape(len(packed), -1).T
+
+
 def graph(form: Form, seed: int = 0) -> onnx.ModelProto:
     """The model in a form."""
     return _Graph(form, seed).build()
 
 
-def build(folder: Path, form: Form, eos: int | list[int] = EOS, file: str = "onnx/model_q4.onnx", files: int = 0) -> Path:
+def build(
+    folder: Path, form: Form, eos: int | list[int] = EOS, file: str = "onnx/model_q4.onnx", files: int = 0
+) -> Path:
     """Writes a folder as a repository for transformers.js is laid out; `files` says in how many others the weights are."""
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
     model = graph(form)
     if files:
-        for place, tensor in enumerate(model.graph.initializer):
+        large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= 1024]
+        for place, tensor in enumerate(large):
             number = place % files
             name = f"{path.name}_data" + (f"_{number}" if number else "")
             onnx.external_data_helper.set_external_data(tensor, name)
