@@ -436,8 +436,17 @@ def test_an_operator_that_there_is_not_is_named(tmp_path: Path) -> None:
             (helper.make_node("NoSuchOperator", ["logits_0"], ["logits"]), "NoSuchOperator"),
             (helper.make_node("Attractor", ["logits_0"], ["logits"], domain="org.nowhere"), "Attractor"),
             # Known, but only to graphics cards.
-            (helper.make_node("GroupNorm", ["logits_0", "gain", "gain"], ["logits"], groups=1, activation=0,
-                              domain="com.microsoft"), "GroupNorm"),
+            (
+                helper.make_node(
+                    "GroupNorm",
+                    ["logits_0", "gain", "gain"],
+                    ["logits"],
+                    groups=1,
+                    activation=0,
+                    domain="com.microsoft",
+                ),
+                "GroupNorm",
+            ),
         ]
     ):
         folder = tmp_path / str(number)
