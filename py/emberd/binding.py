@@ -39,3 +39,23 @@ class Binding:
         place = [*self._written, name].index(name)
         array: NDArray[np.generic] = self._binding.get_outputs()[place].numpy()
         return array
+
+
+class Every:
+    """Memory for the logits of all tokens of a pass, of which only the last one's are wanted."""
+
+    _KEPT = 256
+    """Tokens. Fresh memory costs 2 % of a pass over a chunk of a prompt; that of a whole prompt is too much to keep."""
+
+    def __init__(self, vocab_size: int, dtype: str) -> None:
+        self._logits = np.zeros((1, 0, vocab_size), dtype)
+
+    def of(self, count: int) -> NDArray[np.floating]:
+        """An array `[1, count, vocab]`."""
+        _, size, vocab = self._logits.shape
+        if count > size:
+            fresh = np.empty((1, count, vocab), self._logits.dtype)
+            if count > self._KEPT:
+                return fresh
+            self._logits = fresh
+        return self._logits[:, :count]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from emberd.binding import Binding
-from emberd.kv import BLOCK, KvCache
+from emberd.binding import Binding, Every
+from emberd.kv import BLOCK
 from emberd.rows import Rows
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ class _Sequence:
         self.slot = 0
         """The row of the pack."""
 
+    def caches(self) -> Arrays:
+        """Keys and values, `[heads, length, width]` a layer, as views."""
+        return [array[0] for array in self.own] if self.pack is None else self.pack.caches(self.slot)
+
+    def recurrent(self) -> Arrays:
+        """Recurrent states, as views."""
+        return [state[0] for state in self.states] if self.pack is None else self.pack.recurrent(self.slot)
+
 
 class _Pack:
     """Sequences that decode in one pass."""
@@ -71,26 +79,23 @@ class _Pack:
         self._binding = Binding(model.session)
         self._binding.read("input_ids", self._tokens)
         self._binding.write("logits", self.logits)
-        for target, layer in zip(self._past.of(width), range(len(inputs.layers)), strict=True):
-            for slot, member in enumerate(members):
-                pad = self.pads[slot]
-                target[slot, :, :pad] = 0  # of no weight, but it must be numbers
-                target[slot, :, pad:] = _cache(member, layer)
-        for kind, state in enumerate(self._past.states):
-            for slot, member in enumerate(members):
-                state[slot] = _state(member, kind)
+        tensors = self._past.of(width)
         for slot, member in enumerate(members):
+            pad = self.pads[slot]
+            for target, cache in zip(tensors, member.caches(), strict=True):
+                target[slot, :, :pad] = 0  # of no weight, but it must be numbers
+                target[slot, :, pad:] = cache
+            for target, state in zip(self._past.states, member.recurrent(), strict=True):
+                target[slot] = state
             member.pack, member.slot, member.own, member.states = self, slot, [], []
 
-    def cache(self, slot: int, layer: int) -> NDArray[np.floating]:
-        """The keys or values of one member, `[heads, length, width]`, as a view."""
-        part: NDArray[np.floating] = self._past.of(self.width)[layer][slot, :, self.pads[slot] :]
-        return part
+    def caches(self, slot: int) -> Arrays:
+        """The keys and values of one member, `[heads, length, width]` a layer, as views."""
+        return [tensor[slot, :, self.pads[slot] :] for tensor in self._past.of(self.width)]
 
-    def state(self, slot: int, kind: int) -> NDArray[np.floating]:
-        """A state of one member, as a view."""
-        part: NDArray[np.floating] = self._past.states[kind][slot]
-        return part
+    def recurrent(self, slot: int) -> Arrays:
+        """The states of one member, as views."""
+        return [state[slot] for state in self._past.states]
 
     def run(self, tokens: NDArray[np.int64]) -> None:
         """Runs one more token `[members, 1]` of each member."""
@@ -124,8 +129,7 @@ class _Buffers:
     def of(self, width: int) -> Arrays:
         """The tensors `[rows, heads, width, head width]`, whose content is lost when `width` is beyond all before."""
         if width > self._capacity:
-            self._capacity = (width // BLOCK + 1) * BLOCK
-            self._memory = []  # before the next: both at once would be a third set
+            self._capacity = (width * 5 // 4 // BLOCK + 1) * BLOCK  # memory that is not written to takes no room
             self._memory = [
                 np.empty(self._rows * layer.heads * self._capacity * layer.width, layer.dtype)
                 for layer in self._inputs.layers
@@ -133,25 +137,27 @@ class _Buffers:
         tensors: Arrays = []
         for layer, memory in zip(self._inputs.layers, self._memory, strict=True):
             shape = (self._rows, layer.heads, width, layer.width)
-            tensors.append(memory[: int(np.prod(shape))].reshape(shape))
+            tensors.append(memory[: self._rows * layer.heads * width * layer.width].reshape(shape))
         return tensors
 
 
 class ConcatRows(Rows):
-    """As `Rows`. What `kv` gives of a row does not hold its recurrent states: they cannot serve another prompt."""
+    """As `Rows`. What `kv` gives of a row does not hold its recurrent states: they cannot serve another prompt.
+
+    Of the shared buffers there is one row, into which keys and values of an earlier prompt are written before `resume`
+    takes them.
+    """
 
     def __init__(self, model: Model, longest: int) -> None:
         """`longest` is the most tokens that one `extend` is given."""
         super().__init__(model, longest)
         self._inputs = model.inputs
-        self._kv = KvCache(model.layers, 1, model.context_length)
-        """Where what is restored into an empty row is written; it has one shape, whatever the length."""
         self._sequences = [self._empty() for _ in range(model.max_batch + 1)]
         self._packs: list[_Pack] = []
         self._packed: list[_Sequence] = []
         """The sequences that the packs were made for, in the order of their rows."""
-        self._every = np.zeros(0, model.logits_type)
-        """Memory for the logits of an `extend`."""
+        self._logits = np.zeros((model.max_batch + 1, 1, model.vocab_size), np.float32)
+        self._every = Every(model.vocab_size, model.logits_type)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Runs `tokens` through the model after what the row holds already."""
@@ -173,10 +179,7 @@ class ConcatRows(Rows):
             states.append(np.empty_like(before))
             binding.read(state.past, before)
             binding.write(state.present, states[-1])
-        given = count if model.wide_logits else 1
-        if len(self._every) < given * model.vocab_size:
-            self._every = np.empty(given * model.vocab_size, model.logits_type)
-        logits = self._every[: given * model.vocab_size].reshape(1, given, model.vocab_size)
+        logits = self._every.of(count if model.wide_logits else 1)
         binding.write("logits", logits)
         binding.run()
         self._logits[row, 0] = logits[0, -1]
@@ -198,8 +201,7 @@ class ConcatRows(Rows):
         """The keys and values of a row, `[heads, capacity, width]` for each layer, to read and, while it is empty, to write."""
         if not self._lengths[row]:
             return self._kv.row(0)
-        sequence = self._sequences[row]
-        return [_cache(sequence, layer) for layer in range(len(self._inputs.layers))]
+        return self._sequences[row].caches()
 
     def resume(self, row: int, length: int) -> None:
         """Takes the first `length` tokens, whose keys and values were written into an empty row, as run."""
@@ -233,11 +235,12 @@ class ConcatRows(Rows):
         sequence = self._sequences[row]
         if sequence.pack is None:
             return sequence
-        own = [array[None].copy() for array in self.kv(row)]
-        states = [_state(sequence, kind)[None].copy() for kind in range(len(self._inputs.states))]
+        own = [array[None].copy() for array in sequence.caches()]
+        alone = _Sequence(own, [state[None].copy() for state in sequence.recurrent()])
+        length = self._lengths[row]
         self.release(row)
-        self._sequences[row], self._lengths[row] = _Sequence(own, states), own[0].shape[2] if own else 0
-        return self._sequences[row]
+        self._sequences[row], self._lengths[row] = alone, length
+        return alone
 
     def _pack(self, count: int) -> None:
         """Puts the rows `0..count` into packs; a pack with the sequences that it had stays as it is."""
@@ -263,11 +266,3 @@ def _groups(lengths: list[int], padding: bool) -> list[list[int]]:
         else:
             groups.append([row])
     return groups
-
-
-def _cache(sequence: _Sequence, layer: int) -> NDArray[np.floating]:
-    return sequence.own[layer][0] if sequence.pack is None else sequence.pack.cache(sequence.slot, layer)
-
-
-def _state(sequence: _Sequence, kind: int) -> NDArray[np.floating]:
-    return sequence.states[kind][0] if sequence.pack is None else sequence.pack.state(sequence.slot, kind)

@@ -30,7 +30,7 @@ class Rows:
         """`longest` is the most tokens that one `extend` is given."""
         self._model = model
         rows = model.max_batch + 1
-        self._kv = KvCache(model.layers, rows, model.context_length)
+        self._kv = KvCache(model.layers, rows if model.shared else 1, model.context_length)
         self._lengths = np.zeros(rows, np.int64)
         self._mask = np.zeros((rows, model.context_length), np.int64)
         self._next = np.zeros((rows, 1), np.int64)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from emberd.binding import Binding
+from emberd.binding import Binding, Every
 from emberd.rows import Rows
 
 if TYPE_CHECKING:
@@ -28,10 +29,13 @@ class WideRows(Rows):
         rows = model.max_batch + 1
         self._inputs = model.inputs
         self._positions = np.zeros((rows, 1), np.int64)
-        self._every = np.zeros((1, 0, model.vocab_size), model.logits_type)
-        """Logits `[1, tokens, vocab]` of the longest `extend` so far."""
-        self._tail: int | None = None
-        """Where in them those of the last token are, until they have been taken out."""
+        self._given = self._logits
+        """The logits of one token a row as the graph gives them, `[rows, 1, vocab]`; in `_logits` they are float32."""
+        if model.logits_type != "float32":
+            self._logits = np.zeros(self._given.shape, np.float32)
+        self._every = Every(model.vocab_size, model.logits_type)
+        self._tail: NDArray[np.floating] | None = None
+        """The logits of all tokens of an `extend`, `[1, tokens, vocab]`, until those of the last have been taken out."""
         self._past = [np.zeros((rows, *state.shape), state.dtype) for state in model.inputs.states]
         self._present = [np.zeros_like(state) for state in self._past]
 
@@ -46,11 +50,10 @@ class WideRows(Rows):
         if self._inputs.positions:
             binding.read("position_ids", np.arange(start, start + count)[None])
         if self._model.wide_logits:
-            if self._every.shape[1] < count:
-                self._every = np.zeros((1, count, self._model.vocab_size), self._model.logits_type)
-            binding.write("logits", self._every[:, :count])
-            self._tail = count - 1
+            self._tail = self._every.of(count)
+            binding.write("logits", self._tail)
         super().extend(row, tokens)
+        binding.write("logits", self._given[row : row + 1])  # lets go of what a long prompt took
 
     def decode(self, count: int) -> None:
         """Runs the next token of each of the rows `0..count`, all in one pass."""
@@ -73,6 +76,7 @@ class WideRows(Rows):
     def _bind(self, first: int, end: int) -> Binding:
         binding = super()._bind(first, end)
         inputs = self._inputs
+        binding.write("logits", self._given[first:end])
         if inputs.positions:
             binding.read("position_ids", self._positions[first:end])
         if inputs.keep is not None:
@@ -85,8 +89,10 @@ class WideRows(Rows):
 
     def _complete(self, first: int, end: int) -> None:
         if self._tail is not None:
-            self._logits[first, 0] = self._every[0, self._tail]
+            self._logits[first, 0] = self._tail[0, -1]
             self._tail = None
+        elif self._given is not self._logits:
+            self._logits[first:end] = self._given[first:end]
         for past, present in zip(self._past, self._present, strict=True):
             past[first:end] = present[first:end]
         super()._complete(first, end)

@@ -26,6 +26,7 @@ from emberd.wide import WideRows
 from fakeport import Admit, Cancel, FakePort, Sampling, Settings
 from hubgraphs import Form
 
+PLAIN = Form()
 HALF = Form(kind="float16")
 
 FOUND = {
@@ -367,7 +368,7 @@ def refusal(folder: Path, **settings: int) -> str:
     return str(error.value)
 
 
-def edited(folder: Path, form: Form = Form()) -> onnx.ModelProto:
+def edited(folder: Path, form: Form = PLAIN) -> onnx.ModelProto:
     hubgraphs.build(folder, form)
     return onnx.load(str(find_graph(folder)))
 
