@@ -121,7 +121,8 @@ def find_graph(folder: Path, dtype: str | None = None) -> Path:
         if (folder / place).is_file():
             return folder / place
     raise EngineError(
-        f"{folder} holds no {places[-1]}{''.join(f', and no {place}' for place in places[-2::-1])}", _IMPORT
+        f"{folder} holds no {places[-1]}{''.join(f', and no {place}' for place in places[-2::-1])}",
+        _others(folder) or _IMPORT,
     )
 
 
@@ -159,6 +160,17 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
+
+
+def _others(folder: Path) -> str | None:
+    """Which graphs a folder of a repository has, and how they are asked for; `None` where it has none."""
+    found = {}
+    for path in sorted((*folder.glob("onnx/model*.onnx"), *folder.glob("model*.onnx"))):
+        suffix = path.stem.removeprefix("model").removeprefix("_")
+        found[{"": "fp32", "quantized": "q8"}.get(suffix, suffix)] = path.relative_to(folder)
+    if not found:
+        return None
+    return "set " + ", or ".join(f"PI_TINY_DTYPE={dtype} for {path.as_posix()}" for dtype, path in found.items())
 
 
 def _session(graph: Path, settings: Settings) -> ort.InferenceSession:

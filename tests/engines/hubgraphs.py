@@ -48,7 +48,7 @@ class Form:
     places: bool = False
     """`cache_position` in the place of the past's length, where `positions` is `past`."""
     bits: str = ""
-    """`symmetric` or `zero points`: all matrices have four bits."""
+    """`symmetric` or `zero points`: all matrices have four bits; `dynamic`: eight, and what they are multiplied with too."""
 
     @property
     def cache_kind(self) -> str:
@@ -95,6 +95,8 @@ class _Graph:
         """`state` times a weight, `[rows, columns]`."""
         if not self.form.bits:
             return self.node("MatMul", [state, self.weight(name)], output)
+        if self.form.bits == "dynamic":
+            return self.eight_bits(state, name, output)
         packed, scales, zeros = four_bits(self.weights[name], self.form.bits == "zero points")
         inputs = [state, self.constant(f"{name}_q", packed), self.constant(f"{name}_s", scales.astype(self.form.kind))]
         if zeros is not None:
@@ -103,6 +105,19 @@ class _Graph:
         return self.node(
             "MatMulNBits", inputs, output, "com.microsoft", K=rows, N=columns, bits=4, block_size=BITS_BLOCK
         )
+
+    def eight_bits(self, state: str, name: str, output: str) -> str:
+        """As onnxruntime's dynamic quantization writes it: one scale for all of `state`, found in each pass."""
+        weight = self.weights[name]
+        scale = np.abs(weight).max() / 127
+        given = [f"{output}_dynamic_{part}" for part in ("in", "scale", "zero")]
+        self.nodes.append(helper.make_node("DynamicQuantizeLinear", [state], given))
+        eight = self.constant(f"{name}_8", np.round(weight / scale).astype(np.int8))
+        whole = self.node("MatMulInteger", [given[0], eight, given[2]], f"{output}_whole")
+        scales = self.node(
+            "Mul", [given[1], self.constant(f"{name}_s", np.array(scale, np.float32))], f"{output}_scales"
+        )
+        return self.node("Mul", [self.cast(whole, "float32", f"{output}_float"), scales], output)
 
     def cast(self, value: str, kind: str, output: str) -> str:
         return self.node("Cast", [value], output, to=_ONNX[kind])

@@ -338,6 +338,28 @@ def test_four_bit_weights_are_what_their_scales_make_of_them(tmp_path: Path, zer
     assert np.ptp(rows[1]._logits[0]) > 5
 
 
+@pytest.mark.parametrize("attention", ["hand", "gqa"])
+def test_dynamic_weights_of_eight_bits_differ_in_a_batch_no_more_than_their_scales_do(
+    tmp_path: Path, attention: str
+) -> None:
+    """Every pass has one scale for all its tokens, so that neighbours show in a row's logits, though hardly."""
+    model = Model(str(hubgraphs.build(tmp_path, Form(attention=attention, bits="dynamic"))), Settings())
+    assert (model.shared, model.chunks, model.padding) == (attention == "gqa", True, attention == "hand")
+    rows = rows_of(model, 64)
+    for row in range(4):
+        rows.extend(row, prompt(row, 5 + 10 * row))
+        rows.feed(row, 40 + row)
+    rows.extend(4, prompt(2, 25))
+    rows.decode(4)
+    together = rows._logits[2, 0].copy()
+    for row in range(4):
+        rows.release(row)
+    rows.move(4, 0)
+    rows.feed(0, 42)
+    rows.decode(1)
+    assert np.linalg.norm(together - rows._logits[0, 0]) < 0.1 * np.linalg.norm(together)
+
+
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("name", ["hand", "gqa, four bits, half"])
 def test_weights_may_lie_in_other_files(tmp_path: Path, built: dict[str, Path], files: int, name: str) -> None:
@@ -356,6 +378,17 @@ def test_the_graph_of_every_dtype_is_found(tmp_path: Path, monkeypatch: pytest.M
     folder = hubgraphs.build(tmp_path, Form(), eos=[], file=f"onnx/model{ending}.onnx")
     monkeypatch.setenv("PI_TINY_DTYPE", dtype)
     assert case_of(folder).single(prompt(1, 20), 5) == plainly(folder, prompt(1, 20), 5)
+
+
+def test_a_folder_without_the_graph_that_was_asked_for_says_what_it_has(tmp_path: Path) -> None:
+    hubgraphs.build(tmp_path, PLAIN, file="onnx/model_fp16.onnx")
+    hubgraphs.build(tmp_path, PLAIN, file="onnx/model_quantized.onnx")
+    with pytest.raises(EngineError) as error:
+        find_graph(tmp_path, "")
+    assert str(error.value).endswith(
+        "and no onnx/model_q4.onnx; hint: set PI_TINY_DTYPE=fp16 for onnx/model_fp16.onnx, "
+        "or PI_TINY_DTYPE=q8 for onnx/model_quantized.onnx"
+    )
 
 
 # What is refused.
