@@ -160,9 +160,13 @@ class ConcatRows(Rows):
         self._every = Every(model.vocab_size, model.logits_type)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Runs `tokens` through the model after what the row holds already."""
+        """Runs `tokens` through the model after what the row holds already: one by one where it takes no more after others."""
         model, inputs = self._model, self._inputs
         count, start = len(tokens), self.length(row)
+        if start and count > 1 and not model.chunks:
+            for token in tokens:
+                self.extend(row, [token])
+            return
         sequence = self._alone(row)
         self._chunk[0, :count] = tokens
         binding = Binding(model.session)

@@ -40,8 +40,12 @@ class WideRows(Rows):
         self._present = [np.zeros_like(state) for state in self._past]
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Runs `tokens` through the model after what the row holds already."""
+        """Runs `tokens` through the model after what the row holds already: one by one where it takes no more after others."""
         count, start = len(tokens), self.length(row)
+        if start and count > 1 and not self._model.chunks:
+            for token in tokens:
+                self.extend(row, [token])
+            return
         binding = self._extends[row]
         if binding is None:
             binding = self._extends[row] = self._bind(row, row + 1)
@@ -65,6 +69,7 @@ class WideRows(Rows):
         """Moves a sequence into another row, which must be empty, and empties its own."""
         for state in self._past:
             state[target] = state[source]
+            state[source] = 0
         super().move(source, target)
 
     def release(self, row: int) -> None:

@@ -291,7 +291,7 @@ def test_the_last_to_leave_gives_a_packs_memory_back(built: dict[str, Path]) -> 
 
 def test_a_row_can_be_read_on_after_it_has_decoded(built: dict[str, Path]) -> None:
     """Prefill, decode and prefill again, as a conversation that goes on in its row would."""
-    for name in ("hand", "hand, hybrid", "gqa", "gqa, hybrid"):
+    for name in ("hand", "gqa", *(name for name in FOUND if "hybrid" in name and "half" not in name)):
         rows = rows_of(Model(str(built[name]), Settings()), 64)
         text, others = prompt(1, 9), prompt(2, 30)
         rows.extend(0, text)
