@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from emberd.binding import Binding, Every
 from emberd.kv import BLOCK
 from emberd.rows import Rows
+from emberd.wide import WideRows
 
 if TYPE_CHECKING:
     from emberd.layout import Inputs
@@ -270,3 +271,10 @@ def _groups(lengths: list[int], padding: bool) -> list[list[int]]:
         else:
             groups.append([row])
     return groups
+
+
+def rows_of(model: Model, longest: int) -> Rows:
+    """The rows for the layout that the model's graph has; `longest` is the most tokens of one pass."""
+    if not model.shared:
+        return ConcatRows(model, longest)
+    return Rows(model, longest) if model.inputs.plain() and not model.wide_logits else WideRows(model, longest)

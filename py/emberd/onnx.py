@@ -13,13 +13,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
-from emberd.concat import ConcatRows
+from emberd.concat import rows_of
 from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel
 from emberd.kv import BLOCK
-from emberd.rows import Rows
 from emberd.session import Model, give_back
 from emberd.snapshots import Snapshots, default_budget
-from emberd.wide import WideRows
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -275,13 +273,6 @@ class OnnxEngine:
                 "import the model with `emberd models pull`, or give the path of a .gguf file",
             ) from error
         self._rows.release(0)
-
-
-def rows_of(model: Model, longest: int) -> Rows:
-    """The rows for the layout that the model's graph has; `longest` is the most tokens of one pass."""
-    if not model.shared:
-        return ConcatRows(model, longest)
-    return Rows(model, longest) if model.inputs.plain() and not model.wide_logits else WideRows(model, longest)
 
 
 def _snapshots(model: Model, budget: int) -> Snapshots:

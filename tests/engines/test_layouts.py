@@ -17,9 +17,9 @@ from onnx import TensorProto, helper
 import hubgraphs
 import tiny
 from cases import Case, prompt
-from emberd.concat import SLACK, ConcatRows, _groups, _Pack
+from emberd.concat import SLACK, ConcatRows, _groups, _Pack, rows_of
 from emberd.engine import EngineError
-from emberd.onnx import OnnxEngine, rows_of
+from emberd.onnx import OnnxEngine
 from emberd.rows import Rows
 from emberd.session import Model, find_graph
 from emberd.wide import WideRows
