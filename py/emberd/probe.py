@@ -32,6 +32,10 @@ PROMPT = 5
 CAPACITY = 16
 """Tokens, of the shared buffers that are tried."""
 
+UNUSED = 3.0
+"""What shared buffers hold where there is no token. A graph that computes with a copy of its cache, in another type say,
+would write all of it with every pass, to the last token that there is room for: that is not sharing."""
+
 PADS = 11
 """Places before the first token in the padded run: more than tokens, so that whatever leaks out of them shows."""
 
@@ -121,6 +125,8 @@ class Probe:
         prompt = run(0, PROMPT)
         last = prompt.last
         after = run(PROMPT, 1, prompt)
+        if shared and not all((buffer[:, :, PROMPT + 1 :] == UNUSED).all() for buffer in prompt.past):
+            raise ValueError("all of the past is written anew")
         if shared and model is not None:
             # The same passes: kernels are no excuse.
             if not (_alike(last, model[0].last, SAME_PASS) and _alike(after.last, model[1].last, SAME_PASS)):
@@ -173,7 +179,7 @@ class Probe:
     def _shared(self, start: int, count: int, after: _Outcome | None = None) -> _Outcome:
         """A pass that writes into the buffers that it reads."""
         inputs = self._inputs
-        past, states = self._empty(CAPACITY) if after is None else (after.past, after.states)
+        past, states = self._empty(CAPACITY, UNUSED) if after is None else (after.past, after.states)
         binding = Binding(self._session)
         width = CAPACITY if count == 1 else 0  # as in a batch, where the rows' lengths differ, and as alone
         for name, value in inputs.beside(start, count, np.zeros(1, np.int64), width).items():
@@ -188,9 +194,9 @@ class Probe:
             binding.write(state.present, fresh)
         return _Outcome(binding.run_and_read("logits"), past, present)
 
-    def _empty(self, capacity: int) -> tuple[Arrays, Arrays]:
+    def _empty(self, capacity: int, value: float = 0.0) -> tuple[Arrays, Arrays]:
         inputs = self._inputs
-        past: Arrays = [np.zeros((1, each.heads, capacity, each.width), each.dtype) for each in inputs.layers]
+        past: Arrays = [np.full((1, each.heads, capacity, each.width), value, each.dtype) for each in inputs.layers]
         return past, [np.zeros((1, *each.shape), each.dtype) for each in inputs.states]
 
 

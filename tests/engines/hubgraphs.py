@@ -71,6 +71,7 @@ class _Graph:
             self.weights[name] = (rng.standard_normal((HIDDEN, HIDDEN)) * 2 / HIDDEN**0.5).astype(np.float32)
         self.weights["kernel"] = rng.standard_normal((HIDDEN, 1, KERNEL)).astype(np.float32)
         self.type = _ONNX[form.kind]
+        self.pasts: dict[tuple[int, str], str] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
@@ -145,7 +146,7 @@ class _Graph:
         attending = [layer for layer in range(LAYERS) if not (form.convolution and layer == 0)]
         for layer in attending:
             self.past(layer)
-        self.node("Shape", [f"past_{attending[0]}_key"], "past_length", start=2, end=3)
+        self.node("Shape", [self.pasts[attending[0], "key"]], "past_length", start=2, end=3)
         self.node("Add", ["past_length", "sequence"], "total")
         self.frame()
         state = self.node("Gather", [self.weight("embed"), "input_ids"], "h", axis=0)
@@ -173,7 +174,7 @@ class _Graph:
         return self.node("SimplifiedLayerNormalization", [state, self.weight("gain")], output, axis=-1, epsilon=1e-5)
 
     def past(self, layer: int) -> None:
-        """The caches of a layer as they are computed with: `past_{layer}_key` and `_value`."""
+        """Takes the caches of a layer; `pasts` then has them as they are computed with."""
         form, shape = self.form, ["batch_size", KV_HEADS, "past_sequence_length", HEAD_DIM]
         for part in ("key", "value"):
             given = self.take(f"past_key_values.{layer}.{part}", _ONNX[form.cache_kind], list(shape))
@@ -182,7 +183,9 @@ class _Graph:
             )
             if form.branch:
                 given = self.only_with_branch(given, f"{part}_{layer}_chosen")
-            self.cast(given, form.kind, f"past_{layer}_{part}")
+            if form.cache_kind != form.kind:
+                given = self.cast(given, form.kind, f"past_{layer}_{part}")
+            self.pasts[layer, part] = given
 
     def only_with_branch(self, past: str, output: str) -> str:
         """The past where `use_cache_branch` says that there is one, else none of it."""
@@ -277,11 +280,12 @@ class _Graph:
         for name in "qkv":
             self.matrix(normed, f"{name}{i}", f"{name}_{i}")
         q, k, v = self.heads(f"q_{i}", HEADS, True), self.heads(f"k_{i}", KV_HEADS, True), f"v_{i}"
-        present = {part: f"present_{i}_{part}" for part in ("key", "value")}
+        same = form.cache_kind == form.kind
+        present = {part: f"present.{i}.{part}" if same else f"present_{i}_{part}" for part in ("key", "value")}
         if form.attention == "hand":
             every = {}
             for part, new in (("key", k), ("value", self.heads(v, KV_HEADS, False))):
-                self.node("Concat", [f"past_{i}_{part}", new], present[part], axis=2)
+                self.node("Concat", [self.pasts[i, part], new], present[part], axis=2)
                 wide = self.node("Unsqueeze", [present[part], self.numbers(2)], f"{part}_{i}_wide")
                 twice = self.node("Concat", [wide] * (HEADS // KV_HEADS), f"{part}_{i}_twice", axis=2)
                 every[part] = self.node("Reshape", [twice, self.numbers(0, HEADS, -1, HEAD_DIM)], f"{part}_{i}_every")
@@ -293,7 +297,7 @@ class _Graph:
         else:
             out = f"a{i}"
             inputs = [self.joined(q, f"q_{i}_in"), self.joined(k, f"k_{i}_in"), v]
-            inputs += [f"past_{i}_key", f"past_{i}_value", "seqlens_k", "total_length"]
+            inputs += [self.pasts[i, "key"], self.pasts[i, "value"], "seqlens_k", "total_length"]
             self.nodes.append(
                 helper.make_node(
                     "GroupQueryAttention",
@@ -304,8 +308,9 @@ class _Graph:
                     kv_num_heads=KV_HEADS,
                 )
             )
-        for part, name in present.items():
-            self.cast(name, form.cache_kind, f"present.{i}.{part}")
+        if not same:
+            for part, name in present.items():
+                self.cast(name, form.cache_kind, f"present.{i}.{part}")
         return self.matrix(out, f"o{i}", f"ao{i}")
 
     def convolution(self, i: int, normed: str) -> str:

@@ -35,7 +35,7 @@ FOUND = {
     "gqa, positions from the past": (Form(attention="gqa", positions="past"), "chunks wide"),
     "gqa, one logit": (Form(attention="gqa", keep="num_logits_to_keep"), "shared chunks"),
     "gqa, half": (Form(attention="gqa", kind="float16"), "shared chunks wide"),
-    "gqa, half caches": (Form(attention="gqa", cache="float16"), "shared chunks wide"),
+    "gqa, half caches": (Form(attention="gqa", cache="float16"), "chunks wide"),
     "gqa, four bits, half": (Form(attention="gqa", bits="zero points", kind="float16"), "shared chunks wide"),
     "gqa, hybrid": (Form(attention="gqa", convolution="pieces"), "shared chunks wide"),
     "gqa, hybrid that is read whole": (Form(attention="gqa", convolution="whole"), "shared wide"),
@@ -499,9 +499,9 @@ def test_an_operator_that_there_is_not_is_named(tmp_path: Path) -> None:
 def test_a_graph_whose_answer_does_not_depend_on_its_past_is_refused(tmp_path: Path) -> None:
     model = edited(tmp_path)
     for each in model.graph.node:
-        if each.op_type == "Concat" and each.output[0] == "present_0_key":
+        if each.op_type == "Concat" and each.output[0] == "present.0.key":
             each.output[0] = "lost"
-            fake = helper.make_node("Mul", ["lost", "nothing"], ["present_0_key"])
+            fake = helper.make_node("Mul", ["lost", "nothing"], ["present.0.key"])
             at = list(model.graph.node).index(each)
             break
     nothing = onnx.numpy_helper.from_array(np.array(-3.0, np.float32), "nothing")
