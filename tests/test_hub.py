@@ -136,21 +136,27 @@ def test_a_folder_of_omps_is_used_and_no_hub_is_asked(real: dict[str, bytes], pl
 
 def test_a_graph_of_another_layout_is_refused_by_its_inputs(place: Path, home: Path) -> None:
     files = small_model()
-    files["onnx/model_q4.onnx"] = graph("input_ids", "past_conv.0")
+    files["onnx/model_q4.onnx"] = graph("input_ids", "inputs_embeds")
     with loopback_hub(files) as hub, asks(place, home, hub) as one, one.connect() as client:
         reply = client.ask({"type": "load", "id": 1})
         assert reply["type"] == "error"
-        assert "has an input past_conv.0; expected input_ids, attention_mask and past_key_values" in reply["error"]
+        assert (
+            "has an input inputs_embeds; expected input_ids, attention_mask, position_ids and past_key_values"
+            in reply["error"]
+        )
 
 
 def test_a_graph_that_cannot_be_run_is_refused_before_its_weights_come(hub: Hub, place: Path, home: Path) -> None:
-    hub.files["onnx/model_q4.onnx"] = File(graph("input_ids", "past_conv.0"))
+    hub.files["onnx/model_q4.onnx"] = File(graph("input_ids", "inputs_embeds"))
     hub.faults[WEIGHTS] = Fault(hold=0)
     with asks(place, home, hub) as one, one.connect() as client:
         # A chat: the refusal is final, and is said.
         reply = client.ask(chat(1))
         assert reply["type"] == "error"
-        assert "has an input past_conv.0; expected input_ids, attention_mask and past_key_values" in reply["error"]
+        assert (
+            "has an input inputs_embeds; expected input_ids, attention_mask, position_ids and past_key_values"
+            in reply["error"]
+        )
     assert not (hub.snapshot(home) / WEIGHTS).exists()
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
 from emberd.budget import KvBudget, default_kv_bytes
+from emberd.concat import rows_of
 from emberd.constrain import FastForward, hold
 from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel, is_forget
 from emberd.kv import BLOCK
-from emberd.rows import Rows
 from emberd.schedule import BURST_CHUNKS, SHORT, Pace, Queue
 from emberd.session import Model, give_back
 from emberd.snapshots import Snapshots, default_budget
@@ -73,14 +73,17 @@ class OnnxEngine:
         )
         self._eos = frozenset(model.eos_ids)
         self._max_batch = model.max_batch
-        self._chunk = min(prefill_chunk, model.context_length)
+        self._chunk = min(prefill_chunk, model.context_length) if model.chunks else model.context_length
         self._fail = fail
-        self._rows = Rows(model, self._chunk)
+        self._shared = model.shared
+        self._rows = rows_of(model, self._chunk)
         self._speculation = Speculation(self._rows, model.positions - 1, costs)
         self._forward = FastForward(self._rows, self._chunk)
-        self._snapshots = _snapshots(model, default_budget() if cache_bytes is None else cache_bytes)
+        cache = default_budget() if cache_bytes is None else cache_bytes
+        self._snapshots = _snapshots(model, cache if model.reusable else 0)
         self._budget = KvBudget(model.layers, default_kv_bytes() if kv_bytes is None else kv_bytes)
-        self._pace = pace or Pace(self._chunk, math.inf)
+        # A prompt that cannot be read in pieces is read at once, whoever waits.
+        self._pace = pace if pace and model.chunks else Pace(self._chunk, math.inf)
         self._prompts = Queue()
         """Those that are being read have a row."""
         self._running: list[Request] = []
@@ -458,7 +461,7 @@ class OnnxEngine:
         except Exception as error:  # onnxruntime raises a different private type for each way a graph can be wrong
             text = " ".join(str(error).split())
             raise EngineError(
-                f"the graph cannot run with shared key and value buffers: {text}",
+                f"the graph cannot run with {'shared' if self._shared else 'concatenated'} key and value buffers: {text}",
                 "import the model with `emberd models pull`, or give the path of a .gguf file",
             ) from error
         self._rows.release(0)

@@ -12,37 +12,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
+from emberd.binding import Binding as _Binding
 from emberd.kv import KvCache
 from emberd.sampling import Room, Sampler, highest
 
 if TYPE_CHECKING:
     from emberd.engine import Request
     from emberd.session import Model
-
-
-class _Binding:
-    """A session with all inputs and outputs bound to arrays; keeps the arrays alive."""
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
-        self._binding = session.io_binding()
-        self._values: dict[str, ort.OrtValue] = {}
-
-    def read(self, name: str, array: NDArray[np.generic]) -> None:
-        """Binds an input; `array` must be contiguous, and is read in place."""
-        value = self._values[name] = ort.OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_input(name, value)
-
-    def write(self, name: str, array: NDArray[np.generic]) -> None:
-        """Binds an output; `array` must be contiguous, and is written in place."""
-        value = self._values[name] = ort.OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_output(name, value)
-
-    def run(self) -> None:
-        self._session.run_with_iobinding(self._binding)
 
 
 class Checked:
@@ -72,7 +50,7 @@ class Rows:
         """`longest` is the most tokens that one `extend` is given."""
         self._model = model
         rows = model.max_batch + 1
-        self._kv = KvCache(model.layers, rows, model.context_length)
+        self._kv = KvCache(model.layers, rows if model.shared else 1, model.context_length)
         self._lengths = np.zeros(rows, np.int64)
         self._mask = np.zeros((rows, model.context_length), np.int64)
         self._next = np.zeros((rows, 1), np.int64)

@@ -1,8 +1,9 @@
 """Opens an ONNX model folder: finds its graph, reads its config files, creates the session, and says what the graph takes and gives.
 
-The graph is `model.onnx`, or one of those that hub repositories keep in `onnx/`. Nothing is run here and no sequence is known. The layout that is read is the one with shared buffers: `input_ids`,
-`attention_mask` and `past_key_values.N.key/value` in, `logits` of the last token and `present.N.key/value` out, with
-`argmax` and `topk_values`/`topk_indices` where the graph makes them itself.
+The graph is `model.onnx`, or one of those that hub repositories keep in `onnx/`. No sequence is known here. What a
+graph takes is read in `layout`, and what it does with it is tried out in `probe`; a graph with the output `argmax` is
+one that emberd made, of which nothing need be tried. Such a graph gives `logits` of the last token, `argmax`, and
+`topk_values`/`topk_indices`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import ctypes
 import json
 import os
 from collections.abc import Collection
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
+from emberd import layout
 from emberd.engine import EngineError, at_least_one, eos_ids
-from emberd.kv import Layer
+from emberd.probe import Found, Probe
 
 if TYPE_CHECKING:
     from emberd._core import Settings
@@ -30,10 +33,17 @@ SPIN_US = 20
 SPIN_BACKOFF = 64
 """The most pauses of the processor between two such looks; fewer take more from what else runs on the cores."""
 
-_TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+"""What configs of different families call the context length."""
+
 _MANIFEST = "emberd.json"
 """What lies in a folder that `emberd models pull` made, whose one graph is of no dtype."""
 _IMPORT = "import the model with `emberd models pull`, or give the path of a .gguf file"
+
+_LACKING = re.compile(
+    r"find an implementation for (\w+)|[: ]([\w.]+:\w+)\(-?\d+\) is not a registered|No Op registered for (\w+)"
+)
+"""In the errors that onnxruntime raises for operators that it has not, or not for a processor: which."""
 
 _DAMAGED = "if the file is damaged, `emberd models rm` forgets the model, and its next load fetches what differs anew"
 
@@ -48,28 +58,54 @@ class Model:
         graph = find_graph(path)
         config = read_config(path / "config.json", required=True)
         self.eos_ids = eos_ids(read_config(path / "generation_config.json"), config)
-        context = config.get("max_position_embeddings")
-        if not isinstance(context, int) or context < 1:
-            raise EngineError(f"{path / 'config.json'} gives no max_position_embeddings", _IMPORT)
+        context = _context(config) or settings.context_length
+        if context is None:
+            raise EngineError(
+                f"{path / 'config.json'} gives no {CONTEXTS[0]}",
+                "import the model with `emberd models pull`, or give context_length",
+            )
         self.context_length = min(context, at_least_one("context_length", settings.context_length, context))
         if self.context_length < 2:
             raise EngineError("context_length is 1", "a prompt and its answer need at least 2 tokens")
         self.max_batch = at_least_one("max_batch", settings.max_batch, DEFAULT_MAX_BATCH)
         self.session = _session(graph, settings)
-        self.layers = _layers(graph, self.session)
+        self.inputs = layout.read(graph, self.session, config)
+        self.layers = self.inputs.layers
         outputs = {each.name: each for each in self.session.get_outputs()}
         if "logits" not in outputs:
             raise EngineError(f"{graph} has no output named logits, but {', '.join(outputs)}", _IMPORT)
-        vocab = outputs["logits"].shape[-1]
-        self.vocab_size = vocab if isinstance(vocab, int) else int(config["vocab_size"])
-        self.logits_type = _dtype(graph, outputs["logits"])
+        if len(outputs["logits"].shape or ()) != 3:
+            raise EngineError(
+                f"{graph} has logits of shape {outputs['logits'].shape}; expected [batch, sequence, vocab]", _IMPORT
+            )
+        self.logits_type = layout.dtype(graph, outputs["logits"])
         self.has_argmax = "argmax" in outputs
+        vocab = outputs["logits"].shape[-1]
+        known = vocab if isinstance(vocab, int) else _figure(config, "vocab_size")
+        if self.has_argmax and self.inputs.plain() and known:
+            found = Found(shared=True, chunks=True, padding=False, wide=False, vocab_size=known)
+        else:
+            found = Probe(self.session, self.inputs, known).find(graph)
+        self.vocab_size = found.vocab_size
+        self.shared = found.shared
+        """Whether the cache is in shared buffers; else each pass makes a new one."""
+        self.chunks = found.chunks
+        """Whether a prompt can be read in pieces; else it is read in one pass, and from its beginning."""
+        self.padding = found.padding
+        """Whether sequences with caches of their own can decode together."""
+        self.wide_logits = found.wide
+        """Whether the logits are those of every token of a pass; else of the last one."""
         self.candidates = 0
         """How many of the highest logits the graph sorts itself; 0 when it does not."""
         if "topk_values" in outputs and "topk_indices" in outputs:
             self.candidates = int(outputs["topk_values"].shape[-1])
         self.positions = _positions(self.session, outputs.keys())
         """The longest pass of which the graph gives the logits of every token; 0 when it gives only those of the last."""
+
+    @property
+    def reusable(self) -> bool:
+        """Whether a prompt can start from the keys and values that an earlier one left: not where there is more to it."""
+        return self.chunks and not self.inputs.states
 
 
 def find_graph(folder: Path, dtype: str | None = None) -> Path:
@@ -88,7 +124,8 @@ def find_graph(folder: Path, dtype: str | None = None) -> Path:
         if (folder / place).is_file():
             return folder / place
     raise EngineError(
-        f"{folder} holds no {places[-1]}{''.join(f', and no {place}' for place in places[-2::-1])}", _IMPORT
+        f"{folder} holds no {places[-1]}{''.join(f', and no {place}' for place in places[-2::-1])}",
+        _others(folder) or _IMPORT,
     )
 
 
@@ -128,6 +165,17 @@ def give_back() -> None:
         trim(0)
 
 
+def _others(folder: Path) -> str | None:
+    """Which graphs a folder of a repository has, and how they are asked for; `None` where it has none."""
+    found = {}
+    for path in sorted((*folder.glob("onnx/model*.onnx"), *folder.glob("model*.onnx"))):
+        suffix = path.stem.removeprefix("model").removeprefix("_")
+        found[{"": "fp32", "quantized": "q8"}.get(suffix, suffix)] = path.relative_to(folder)
+    if not found:
+        return None
+    return "set " + ", or ".join(f"PI_TINY_DTYPE={dtype} for {path.as_posix()}" for dtype, path in found.items())
+
+
 def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = at_least_one("threads", settings.threads, physical_cores())
@@ -145,6 +193,13 @@ def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
         return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a different private type for each way a file can be wrong
         text = " ".join(str(error).split())
+        lacking = _LACKING.search(text)
+        if lacking is not None:
+            operator = next(filter(None, lacking.groups()))
+            raise EngineError(
+                f"{graph} cannot be run: onnxruntime {ort.__version__} has no {operator} for processors ({text})",
+                "take weights of another form (PI_TINY_DTYPE), or another repository of the model",
+            ) from error
         raise EngineError(f"{graph} cannot be loaded: {text}", _DAMAGED) from error
 
 
@@ -156,32 +211,14 @@ def _positions(session: ort.InferenceSession, outputs: Collection[str]) -> int:
     return int(written) if written.isdecimal() else 0
 
 
-def _layers(graph: Path, session: ort.InferenceSession) -> list[Layer]:
-    """The cache's tensors, in the order of the graph's inputs. Raises `EngineError` where the layout is another."""
-    expected = "input_ids, attention_mask and past_key_values.N.key/value"
-    outputs = {each.name for each in session.get_outputs()}
-    layers: list[Layer] = []
-    plain = {"input_ids", "attention_mask"}
-    for each in session.get_inputs():
-        if each.name in plain:
-            plain.remove(each.name)
-            continue
-        present = each.name.replace("past_key_values.", "present.", 1)
-        shape = each.shape
-        if present == each.name or present not in outputs or len(shape) != 4:
-            raise EngineError(f"{graph} has an input {each.name}; expected {expected}", _IMPORT)
-        heads, width = shape[1], shape[3]
-        if not isinstance(heads, int) or not isinstance(width, int):
-            raise EngineError(f"{graph} does not give the heads and width of {each.name}, but {shape}", _IMPORT)
-        layers.append(Layer(each.name, present, heads, width, _dtype(graph, each)))
-    if plain or not layers:
-        names = ", ".join(each.name for each in session.get_inputs())
-        raise EngineError(f"{graph} has the inputs {names}; expected {expected}", _IMPORT)
-    return layers
+def _figure(config: dict[str, Any], name: str) -> int | None:
+    """A size from a config, or from the part of it that is about text, where there are several."""
+    for each in (config, config.get("text_config")):
+        value = each.get(name) if isinstance(each, dict) else None
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
 
 
-def _dtype(graph: Path, node: ort.NodeArg) -> str:
-    dtype = _TYPES.get(node.type)
-    if dtype is None:
-        raise EngineError(f"{graph} has {node.name} as {node.type}; expected one of {', '.join(_TYPES)}", _IMPORT)
-    return dtype
+def _context(config: dict[str, Any]) -> int | None:
+    return next(filter(None, (_figure(config, name) for name in CONTEXTS)), None)

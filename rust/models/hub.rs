@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::error::{Code, Error, Result};
-use crate::models::onnx::frame::unknown_input;
+use crate::models::onnx::frame::{EXPECTED, unknown_input};
 use crate::models::places::{self, Env};
 use crate::models::progress::{Part, Progress, Sink, Stage, Throttle};
 use crate::models::records::{Listed, Record, Records};
@@ -259,8 +259,7 @@ impl Heard<'_> {
         }
         self.judged = true;
         unknown_input(&path).map_or(Ok(()), |input| {
-            let expected = "input_ids, attention_mask and past_key_values.N.key/value";
-            Err(Error::new(Code::ModelLoadFailed, format!("{} has an input {input}; expected {expected}", path.display()))
+            Err(Error::new(Code::ModelLoadFailed, format!("{} has an input {input}; expected {EXPECTED}", path.display()))
                 .hint("no weights were fetched; give another repository, or the path of a .gguf file"))
         })
     }

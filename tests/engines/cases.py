@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import hubgraphs
 import tiny
 from emberd import loop
 from fakeport import Admit, FakePort, Launch, Sampling, Settings
@@ -45,15 +46,45 @@ class Case:
         assert port.reason is None
         return port.answers[1]
 
+    def singles(self, asked: dict[int, tuple[list[int], int]]) -> dict[int, list[int]]:
+        """The answers to requests, by their ids, of which each has the engine to itself while it runs."""
+        port = FakePort()
+        for place, (id, (tokens, limit)) in enumerate(asked.items()):
+            port.at(place * 1000, Admit(id, tokens, limit))
+        self.run(port, cache_bytes=0)
+        assert port.reason is None
+        return port.answers
+
     def with_eos(self, folder: Path, eos: list[int]) -> Case:
         """The same engine on a folder with other eos ids."""
         return replace(self, folder=self.build(folder, eos))
+
+
+FORMS = {
+    "hub-gqa": hubgraphs.Form(attention="gqa"),
+    "hub-gqa-mask": hubgraphs.Form(attention="gqa", positions="mask", keep="num_logits_to_keep"),
+    "hub-gqa-hybrid": hubgraphs.Form(attention="gqa", convolution="pieces"),
+    "hub-gqa-half": hubgraphs.Form(attention="gqa", kind="float16", bits="zero points"),
+    "concat": hubgraphs.Form(),
+    "concat-mask": hubgraphs.Form(positions="mask", keep="num_logits_to_keep"),
+    "concat-past": hubgraphs.Form(positions="past"),
+    "concat-gqa": hubgraphs.Form(attention="gqa-concat"),
+    "concat-hybrid": hubgraphs.Form(convolution="pieces", branch=True),
+    "concat-half": hubgraphs.Form(cache="float16"),
+    "concat-bits": hubgraphs.Form(bits="symmetric"),
+}
+"""Graphs as hub repositories have them."""
+
+
+def _hub(name: str) -> Case:
+    return Case(name, "onnx", lambda folder, eos: hubgraphs.build(folder, FORMS[name], eos=eos), long=230)
 
 
 CASES = [
     Case("echo", "echo", _echo_folder, long=900),
     Case("onnx", "onnx", lambda folder, eos: tiny.build(folder, eos=eos), long=230),
     Case("onnx-logits-only", "onnx", _plain_folder, long=230),
+    *map(_hub, FORMS),
 ]
 
 

@@ -265,10 +265,10 @@ def test_a_config_without_a_context_length_is_refused(tmp_path: Path) -> None:
 def test_a_graph_with_other_inputs_is_told_what_was_expected(tmp_path: Path) -> None:
     folder = tiny.build(tmp_path)
     model = tiny.graph()
-    model.graph.input.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "sequence"]))
+    model.graph.input.append(helper.make_tensor_value_info("inputs_embeds", TensorProto.INT64, ["batch", "sequence"]))
     onnx.save(model, str(folder / "model.onnx"))
     reason = refusal(folder)
-    assert "position_ids" in reason and "past_key_values.N.key/value" in reason
+    assert "has an input inputs_embeds" in reason and "past_key_values.N.key/value" in reason
 
 
 def test_a_graph_without_a_cache_is_told_what_was_expected(tmp_path: Path) -> None:
@@ -276,42 +276,18 @@ def test_a_graph_without_a_cache_is_told_what_was_expected(tmp_path: Path) -> No
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
     out = helper.make_tensor_value_info("logits", TensorProto.INT64, ["batch", "sequence"])
     body = helper.make_graph([helper.make_node("Identity", ["input_ids"], ["logits"])], "none", [ids], [out])
-    onnx.save(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)]), str(folder / "model.onnx"))
-    assert "expected input_ids, attention_mask and past_key_values.N.key/value" in refusal(folder)
-
-
-def test_a_graph_that_concatenates_its_cache_is_refused_at_load(tmp_path: Path) -> None:
-    """Same names, another layout: its present is longer than its past and cannot be written into the same memory."""
-    folder = tiny.build(tmp_path)
-    cache = ["batch", 1, "length", 4]
-    value = helper.make_tensor_value_info
-    node = helper.make_node
-    nodes = [
-        node("Cast", ["input_ids"], ["ids"], to=TensorProto.FLOAT),
-        node("Reshape", ["ids", "one_token"], ["thin"]),
-        node("Expand", ["thin", "token"], ["new"]),
-        node("Concat", ["past_key_values.0.key", "new"], ["present.0.key"], axis=2),
-        node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-        node("Slice", ["mask", "zero", "one", "one"], ["first"]),
-        node("Unsqueeze", ["first", "one"], ["row"]),
-        node("Expand", ["row", "vocab"], ["logits"]),
-    ]
-    shapes = {"one_token": [-1, 1, 1, 1], "token": [1, 1, 1, 4], "vocab": [1, 1, tiny.VOCAB], "zero": [0], "one": [1]}
-    constants = [helper.make_tensor(name, TensorProto.INT64, [len(each)], each) for name, each in shapes.items()]
-    inputs = [
-        value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
-        value("attention_mask", TensorProto.INT64, ["batch", "total"]),
-        value("past_key_values.0.key", TensorProto.FLOAT, cache),
-    ]
-    outputs = [
-        value("logits", TensorProto.FLOAT, ["batch", 1, tiny.VOCAB]),
-        value("present.0.key", TensorProto.FLOAT, ["batch", 1, "total", 4]),
-    ]
-    body = helper.make_graph(nodes, "concat", inputs, outputs, initializer=constants)
     onnx.save(
         helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(folder / "model.onnx")
     )
-    assert "cannot run with shared key and value buffers" in refusal(folder)
+    assert "has the inputs input_ids; expected input_ids, attention_mask" in refusal(folder)
+
+
+def test_a_pass_that_fails_at_load_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def extend(self: Rows, row: int, tokens: list[int]) -> None:
+        raise RuntimeError("no room\nfor a pass")
+
+    monkeypatch.setattr(Rows, "extend", extend)
+    assert "the graph cannot run with shared key and value buffers: no room for a pass" in refusal(tiny.build(tmp_path))
 
 
 def test_threads_below_one_are_refused(onnx_case: Case) -> None:

@@ -8,6 +8,13 @@ use std::path::Path;
 /// The longest text that is taken for a name.
 const LONGEST_NAME: u64 = 4096;
 
+/// The inputs beside caches that the engine fills; `py/emberd/layout.py` has the same list, and says what each is.
+const FILLED: [&str; 7] =
+    ["input_ids", "attention_mask", "position_ids", "cache_position", "use_cache_branch", "num_logits_to_keep", "logits_to_keep"];
+
+/// What a refusal says of the inputs that a graph should have, in the engine's words.
+pub const EXPECTED: &str = "input_ids, attention_mask, position_ids and past_key_values.N.key/value";
+
 /// The first input of a graph that no engine here takes, if there is one: before its weights have come, which may be a thousand times its size. An engine
 /// looks at more than names; a graph that cannot be read is left for it to judge.
 #[must_use]
@@ -15,7 +22,8 @@ pub fn unknown_input(graph: &Path) -> Option<String> {
     let Framed { inputs, tensors, .. } = framed(graph).ok()?;
     // Old graphs list their weights among the inputs as well.
     let mut real = inputs.into_iter().filter(|name| !tensors.contains(name));
-    real.find(|name| !matches!(name.as_str(), "input_ids" | "attention_mask") && !name.contains("past_key_values."))
+    // Keys, values and recurrent states: `past_key_values.0.key`, `past_conv.1`.
+    real.find(|name| !FILLED.contains(&name.as_str()) && !name.starts_with("past"))
 }
 
 /// What a graph's bytes say about what is around it.
@@ -221,7 +229,8 @@ pub(crate) mod tests {
             unknown_input(file.path())
         };
         assert_eq!(unknown(&["input_ids", "attention_mask", "past_key_values.0.key", "past_key_values.0.value", "weight"]), None);
-        assert_eq!(unknown(&["input_ids", "position_ids", "past_conv.0"]).as_deref(), Some("position_ids"));
+        assert_eq!(unknown(&["input_ids", "position_ids", "past_conv.0", "past_key_values.1.key", "num_logits_to_keep"]), None);
+        assert_eq!(unknown(&["input_ids", "inputs_embeds", "pixel_values"]).as_deref(), Some("inputs_embeds"));
         fs::write(file.path(), b"a graph").unwrap();
         assert_eq!(unknown_input(file.path()), None, "what cannot be read is the engine's to judge");
     }
