@@ -42,6 +42,21 @@ def test_an_input_that_nobody_can_fill_is_refused_by_name(tmp_path: Path, name: 
     assert f"has an input {name}; expected input_ids" in refusal(tmp_path)
 
 
+def test_a_model_without_keys_and_values_is_refused(tmp_path: Path) -> None:
+    model = edited(tmp_path)
+    float_, value = TensorProto.FLOAT, helper.make_tensor_value_info
+    taken = [value("input_ids", TensorProto.INT64, ["b", "s"]), value("past_ssm.0", float_, ["b", 4])]
+    given = [value("logits", float_, ["b", "s", 4]), value("present_ssm.0", float_, ["b", 4])]
+    nodes = [
+        helper.make_node("Identity", ["past_ssm.0"], ["present_ssm.0"]),
+        helper.make_node("Unsqueeze", ["past_ssm.0", "one"], ["logits"]),
+    ]
+    one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
+    model.graph.CopyFrom(helper.make_graph(nodes, "recurrent", taken, given, initializer=[one]))
+    onnx.save(model, str(find_graph(tmp_path)))
+    assert "has the inputs input_ids, past_ssm.0; expected input_ids, attention_mask" in refusal(tmp_path)
+
+
 def test_inputs_of_other_shapes_and_types_are_refused(tmp_path: Path) -> None:
     for number, (name, kind, shape, told) in enumerate(
         [
