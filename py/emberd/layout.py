@@ -114,7 +114,7 @@ def read(graph: Path, session: ort.InferenceSession, config: dict[str, Any]) -> 
             layers.append(Layer(name, present, shape[1], shape[3], dtype(graph, each)))
         else:
             states.append(State(name, present, _state_shape(graph, name, shape, config), dtype(graph, each)))
-    if "input_ids" not in given or not (layers or states):
+    if "input_ids" not in given or not layers:
         names = ", ".join(each.name for each in session.get_inputs())
         raise EngineError(f"{graph} has the inputs {names}; expected {EXPECTED}", HINT)
     keep = next((name for name in LOGITS_TO_KEEP if name in given), None)

@@ -114,7 +114,7 @@ class Probe:
     def _can_share(self) -> bool:
         inputs = self._inputs
         # One value of these holds for all rows, whose lengths differ.
-        return bool(inputs.layers) and inputs.mask and not inputs.cache_position and not inputs.branch
+        return inputs.mask and not inputs.cache_position and not inputs.branch
 
     def _find(self, shared: bool, model: tuple[_Outcome, _Outcome] | None) -> Found | None:
         """What the graph does in one layout; `None` where it is not the graph's own.
@@ -142,7 +142,7 @@ class Probe:
 
     def _padding(self, past: _Outcome) -> bool:
         """Whether the next token of two rows has the same logits with padding before them as without."""
-        if not self._inputs.mask and self._inputs.layers:
+        if not self._inputs.mask:
             return False
         noise = np.random.Generator(np.random.PCG64(1))
         bare, padded = [], []

@@ -61,23 +61,21 @@ class Case:
 
 
 FORMS = {
-    "hub-gqa": hubgraphs.Form(attention="gqa"),
-    "hub-gqa-mask": hubgraphs.Form(attention="gqa", positions="mask", keep="num_logits_to_keep"),
+    "hub-gqa": hubgraphs.Form(attention="gqa", positions="mask", keep="num_logits_to_keep"),
     "hub-gqa-hybrid": hubgraphs.Form(attention="gqa", convolution="pieces"),
     "hub-gqa-half": hubgraphs.Form(attention="gqa", kind="float16", bits="zero points"),
     "concat": hubgraphs.Form(),
-    "concat-mask": hubgraphs.Form(positions="mask", keep="num_logits_to_keep"),
+    "concat-mask": hubgraphs.Form(positions="mask", keep="num_logits_to_keep", bits="symmetric"),
     "concat-past": hubgraphs.Form(positions="past"),
     "concat-gqa": hubgraphs.Form(attention="gqa-concat"),
     "concat-hybrid": hubgraphs.Form(convolution="pieces", branch=True),
     "concat-half": hubgraphs.Form(cache="float16"),
-    "concat-bits": hubgraphs.Form(bits="symmetric"),
 }
 """Graphs as hub repositories have them."""
 
 
 def _hub(name: str) -> Case:
-    return Case(name, "onnx", lambda folder, eos: hubgraphs.build(folder, FORMS[name], eos=eos), long=230)
+    return Case(name, "onnx", lambda folder, eos: hubgraphs.build(folder, FORMS[name], eos=eos, files=2), long=230)
 
 
 CASES = [
