@@ -81,7 +81,9 @@ class OnnxEngine:
         self._forward = FastForward(self._rows, self._chunk)
         cache = default_budget() if cache_bytes is None else cache_bytes
         self._snapshots = _snapshots(model, cache if model.reusable else 0)
-        self._budget = KvBudget(model.layers, default_kv_bytes() if kv_bytes is None else kv_bytes)
+        room = default_kv_bytes() if kv_bytes is None else kv_bytes
+        # Caches that are concatenated are there twice while they grow, and padded.
+        self._budget = KvBudget(model.layers, room if model.shared else room // 3)
         # A prompt that cannot be read in pieces is read at once, whoever waits.
         self._pace = pace if pace and model.chunks else Pace(self._chunk, math.inf)
         self._prompts = Queue()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from emberd.binding import Binding as _Binding
+from emberd.binding import Binding
 from emberd.kv import KvCache
 from emberd.sampling import Room, Sampler, highest
 
@@ -34,7 +34,7 @@ class Checked:
         self.indices = np.zeros((size, model.candidates), np.int64)
         self.logits = np.zeros((size, 1, model.vocab_size), model.logits_type)
 
-    def bind(self, binding: _Binding, count: int) -> None:
+    def bind(self, binding: Binding, count: int) -> None:
         """Binds the places of the first `count` tokens."""
         binding.read("input_ids", self.tokens[:, :count])
         binding.write("position_logits", self.logits[:count])
@@ -61,9 +61,9 @@ class Rows:
         self._logits = np.zeros((rows, 1, model.vocab_size), model.logits_type)
         self._numbers = np.arange(rows)
         self._room = Room(model.vocab_size)
-        self._extends: list[_Binding | None] = [None] * rows
-        self._decodes: list[_Binding | None] = [None] * (rows + 1)
-        self._checks: dict[int, _Binding] = {}
+        self._extends: list[Binding | None] = [None] * rows
+        self._decodes: list[Binding | None] = [None] * (rows + 1)
+        self._checks: dict[int, Binding] = {}
         self._checked = Checked(model)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
@@ -177,10 +177,10 @@ class Rows:
         self._lengths[row] = 0
         self._kv.release(row)
 
-    def _bind(self, first: int, end: int, outputs: bool = True) -> _Binding:
+    def _bind(self, first: int, end: int, outputs: bool = True) -> Binding:
         """Everything but `input_ids`, bound to the rows `first..end`; without `outputs` no more of these than the cache."""
         model = self._model
-        binding = _Binding(model.session)
+        binding = Binding(model.session)
         binding.read("attention_mask", self._mask[first:end])
         for layer, rows in zip(model.layers, self._kv.rows(first, end), strict=True):
             binding.read(layer.past, rows)

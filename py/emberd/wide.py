@@ -78,10 +78,11 @@ class WideRows(Rows):
             state[row] = 0
         super().release(row)
 
-    def _bind(self, first: int, end: int) -> Binding:
-        binding = super()._bind(first, end)
+    def _bind(self, first: int, end: int, outputs: bool = True) -> Binding:
+        binding = super()._bind(first, end, outputs)
         inputs = self._inputs
-        binding.write("logits", self._given[first:end])
+        if outputs:
+            binding.write("logits", self._given[first:end])
         if inputs.positions:
             binding.read("position_ids", self._positions[first:end])
         if inputs.keep is not None:

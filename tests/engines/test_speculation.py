@@ -80,7 +80,7 @@ def serve(folder: Path, port: FakePort, costs: Costs | None, **settings: int) ->
     def fail(id: int, message: str) -> None:
         port.fail(id, message)
 
-    loop.serve(OnnxEngine(Model(str(folder), Settings(**settings)), fail, 32, 0, costs), port)  # type: ignore[arg-type]
+    loop.serve(OnnxEngine(Model(str(folder), Settings(**settings)), fail, 32, 0, costs=costs), port)  # type: ignore[arg-type]
     assert port.violations == [] and port.reason is None
     return port
 
@@ -216,7 +216,7 @@ def test_what_was_guessed_wrong_leaves_nothing_behind(folder: Path, oracle: dict
     oracle[tuple(longer.prompt)] = answered(folder, longer)
 
     port = FakePort().at(0, order).at(150, longer)
-    loop.serve(OnnxEngine(Model(str(folder), Settings()), port.fail, 32, 1 << 24, Prices()), port)  # type: ignore[arg-type]
+    loop.serve(OnnxEngine(Model(str(folder), Settings()), port.fail, 32, 1 << 24, costs=Prices()), port)  # type: ignore[arg-type]
     assert port.violations == [] and port.cached[2] > 128
     assert port.answers == {1: first, 2: oracle[tuple(longer.prompt)]}
 
