@@ -89,7 +89,6 @@ class OnnxEngine:
         self._prompts = Queue()
         """Those that are being read have a row."""
         self._running: list[Request] = []
-        self._decoded_last = True
         self._burst = 0
         """Chunks read since an answer had more than its first token."""
         self._warm_up()
@@ -118,16 +117,17 @@ class OnnxEngine:
         if not self._running:
             self._burst = 0
             self._pace.rest()
-        request = self._next_prompt()
-        if request is not None and self._running and not self._decoded_last:
-            request = self._next_prompt(self._chunk) if 0 < self._burst < BURST_CHUNKS else None
+        request, count = self._next_prompt(), self._chunk
+        if request is not None and self._running:
+            if self._burst:
+                request = self._next_prompt(self._chunk) if self._burst < BURST_CHUNKS else None
+            else:
+                request, count = self._between(request)
         self._pace.start()
         if request is not None:
             if self._burst or not self._running:
                 self._burst += 1
-            self._decoded_last = False
-            return self._prefill(request)
-        self._decoded_last = True
+            return self._prefill(request, count)
         self._burst = 0
         self._make_room()
         if not self._running:
@@ -192,20 +192,24 @@ class OnnxEngine:
             return False
         return not others or self._budget.has(len(request.text) + 1, others)
 
-    def _next_prompt(self, longest: int | None = None) -> Request | None:
-        """The prompt to read next; with `longest`, one that has no more tokens left than that."""
-        return self._prompts.next(self._may_begin, longest) if len(self._prompts) else None
+    def _next_prompt(self, longest: int | None = None, fresh: bool = False) -> Request | None:
+        """The prompt to read next, as `Queue.next` has it."""
+        return self._prompts.next(self._may_begin, longest, fresh) if len(self._prompts) else None
 
-    def _prefill(self, first: Request) -> list[Step]:
-        """Reads some tokens of prompts: more of the first one and, where they fit, the whole of others."""
+    def _between(self, request: Request) -> tuple[Request | None, int]:
+        """What to read, and how many tokens of it, before running answers go on; `None` where they are to go on now."""
+        self._look_up(request)
+        reading = self._pace.reading
+        count = self._pace.tokens(request.unread, len(self._prompts), request.row is None)
+        if count:
+            return request, count
+        return None if reading else self._next_prompt(SHORT, fresh=True), min(SHORT, self._chunk)
+
+    def _prefill(self, first: Request, budget: int) -> list[Step]:
+        """Reads so many tokens of prompts: more of the first one and, where they fit, the whole of others."""
         steps: list[Step] = []
         paced = bool(self._running) and not self._burst
-        budget = self._chunk
         self._look_up(first)
-        if paced:
-            budget = self._pace.tokens(self._prompts.unread, len(self._prompts))
-            if first.row is None and first.unread <= SHORT:
-                budget = min(max(budget, first.unread), self._chunk)
         passes: list[int] = []
         request: Request | None = first
         self._prompts.turn()

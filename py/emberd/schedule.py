@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 BOUND = 2.2
 """How long a gap between two tokens of an answer may last beside a usual one; 2.5 is promised of 99 in 100."""
 
-LEAST = 2
-"""Tokens of a prompt that are read between two passes in any case: with none the prompt would never end, and a pass of
-one is no shorter (12 ms of the default model; 15 with two) and runs in kernels with other rounding."""
+LEAST = 8
+"""Tokens of a prompt that are worth a pass of their own. Of the default model one token takes 12 ms, two 20, for which
+other kernels run, and eight 30: in shorter pieces a prompt takes many times the work, and answers wait all the more."""
+
+LONG_EVERY = 200
+"""Passes over the answers after which one gap may be long, for a prompt of which less than `LEAST` may be read between
+any two: 1 gap in 200 is not among 99 of 100, and beside one or two answers it is both the least work and soonest done."""
+
+LONG_CHUNKS = 4
+"""Chunks of prompts in a long gap: with 4 of 128 tokens of the default model it lasts 0.9 s."""
 
 SHORT = 64
 """Tokens of a prompt that is read at once, whatever waits (110 ms of the default model): in pieces of what the bound
@@ -41,9 +48,6 @@ _USUAL = 0.25
 _GROWTH = 1.4
 """How much longer than the usual gap one may last where the usual one has a prompt in it."""
 
-_PIECES = 3
-"""How many times as long pieces become by that, at most: as many gaps are certain as waiting prompts fill even then."""
-
 _FORGET = 0.95
 """What a pass still counts for after the next one, where the cost of passes is fitted."""
 
@@ -55,9 +59,9 @@ _OUTLIER = 3.0
 
 
 class _Cost:
-    """Seconds of a pass as `fixed + each * tokens`: least squares in which older passes count ever less.
+    """Seconds of a pass over tokens of a prompt as `fixed + each * tokens`: least squares older ones count ever less.
 
-    Tokens are those of a chunk, or the rows of a pass over the answers: the matrices are multiplied alike.
+    Passes of one token are left out: they run in other kernels, which take half of what this would say.
     """
 
     def __init__(self) -> None:
@@ -65,6 +69,8 @@ class _Cost:
 
     def add(self, tokens: int, seconds: float) -> None:
         """Learns from a pass."""
+        if tokens == 1:
+            return
         if self._square > _ALIKE:
             seconds = min(seconds, _OUTLIER * self(tokens))
         self._weight = _FORGET * self._weight + 1.0
@@ -91,15 +97,20 @@ class _Cost:
         """Seconds that a pass takes beside its tokens."""
         return self(0)
 
+    @property
+    def known(self) -> bool:
+        """Whether there has been a pass to learn from."""
+        return self._weight > 0
+
 
 class Pace:
     """How many tokens of prompts may be read between two passes over the running answers.
 
     No gap is to last longer than `bound` times a usual one. While prompts come one by one, the usual gap is a pass over
-    the answers alone; where several wait, a pass over these answers and theirs. Where three in four of the gaps have a
-    prompt in them, of those that were and those that the waiting prompts make certain, the shortest of these is the
-    usual one: under load the pieces grow little by little, since they cost the less a token the longer they are, and
-    gaps stay even. After an idle time no load is known.
+    the answers alone; where several wait, a pass over these answers and theirs. Where three in four of the recent gaps
+    have had a prompt in them, the shortest of these is the usual one: under load the pieces grow little by little, since
+    they cost the less a token the longer they are, and gaps stay even. After an idle time no load is known. Where the
+    bound leaves too little to read, a prompt waits for a long gap, which there is once in `LONG_EVERY`.
     """
 
     def __init__(self, longest: int, bound: float = BOUND, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -111,11 +122,18 @@ class Pace:
         self._cost = _Cost()
         self._decodes: deque[float] = deque(maxlen=5)
         """Seconds of the last passes over the answers."""
+        self._rows = 0
+        """Answers in the last of them."""
         self._gaps: deque[float] = deque(maxlen=_RECENT)
         """Recent gaps, each as a multiple of the pass over the answers at its end."""
         self._waited = 0.0
         """Seconds of reading since the last pass over the answers."""
-        self._last = LEAST
+        self._last = LEAST // 2
+        """Tokens of the last piece."""
+        self._credit = 1.0
+        """Long gaps that may be; at most one."""
+        self._left: int | None = None
+        """Tokens that may still be read before the next pass over the answers; `None` as long as nothing has been."""
 
     def start(self) -> None:
         """A pass begins."""
@@ -125,16 +143,18 @@ class Pace:
         """No answer is running: nobody waits."""
         self._gaps.clear()
         self._decodes.clear()
-        self._waited = 0.0
+        self._credit = 1.0
+        self._next_gap()
 
     def decoded(self, rows: int) -> None:
         """The pass that began was one over so many answers."""
         seconds = self._clock() - self._started
-        self._cost.add(rows, seconds)
+        self._rows = rows
         self._decodes.append(seconds)
         usual = median(self._decodes)
         self._gaps.append((self._waited + seconds) / usual if usual else 1.0)
-        self._waited = 0.0
+        self._credit = min(self._credit + 1.0 / LONG_EVERY, 1.0)
+        self._next_gap()
 
     def checked(self, tokens: int, alone: bool) -> None:
         """The pass that began checked guesses of one answer, over so many tokens; `alone`, when no other answer waited."""
@@ -148,35 +168,59 @@ class Pace:
         if len(passes) == 1:  # what several take together does not say what one does
             self._cost.add(passes[0], seconds)
         self._waited += seconds
+        self._left = max((self._left or 0) - sum(passes), 0)
 
-    def tokens(self, unread: int, prompts: int) -> int:
-        """Prompt tokens that may be read now, while answers are running, of so many in so many prompts that wait."""
+    def tokens(self, unread: int, prompts: int, fresh: bool) -> int:
+        """How many tokens may be read now, while answers are running, of a prompt that has `unread` left.
+
+        `prompts` is how many wait, with this one, and `fresh` says that it has not begun. 0: the answers are to go on.
+        """
+        if self._left is not None:
+            return min(self._left, self._longest)
         cost = self._cost
-        if self._bound == math.inf or not self._decodes or not cost.each:
+        if self._bound == math.inf or not self._decodes or (cost.known and not cost.each):
             return self._longest
-        decode = median(self._decodes)
-        usual = self._usual(unread // (_PIECES * self._last), 1.0 + cost(self._last) / decode if decode else 1.0)
-        # Prompts that wait behind this one will be answers, too, and make the passes longer that are usual then.
-        allowed = max(self._bound * (decode + cost.each * (prompts - 1)), _GROWTH * usual * decode)
-        spare = allowed - decode - self._waited
-        count = int((spare - cost.fixed) / cost.each)
-        # At most twice as many as the last time: an estimate that is far off is seen before it is followed.
-        self._last = max(LEAST, min(count, 2 * self._last, self._longest))
-        return min(self._last, self._longest)
+        if fresh and unread <= SHORT:
+            return min(SHORT, self._longest)
+        piece = self._piece(prompts) if cost.known else 0
+        if piece >= min(LEAST, unread, self._longest):
+            return piece
+        if self._credit < 1.0:
+            return 0
+        self._credit = 0.0
+        self._left = LONG_CHUNKS * self._longest
+        return self._longest
+
+    @property
+    def reading(self) -> bool:
+        """Whether something has been read since the last pass over the answers."""
+        return self._left is not None
 
     def another(self) -> int:
         """The tokens that could be read for what it takes to begin one more pass."""
         return 0 if self._bound == math.inf or not self._cost.each else int(self._cost.fixed / self._cost.each)
 
-    def _usual(self, coming: int, gap: float) -> float:
-        """How long a usual gap is, as a multiple of a pass over the answers, with `coming` more that last `gap`.
+    def _piece(self, prompts: int) -> int:
+        """The tokens for which there is time in a gap within the bound."""
+        cost, decode = self._cost, median(self._decodes)
+        # Prompts that wait behind this one will be answers, too, and make the passes longer that are usual then.
+        more = prompts - 1
+        usual = max(decode + cost.each * more, cost(self._rows + more) if more else 0.0)
+        gap = max(self._bound * usual, _GROWTH * self._usual() * decode)
+        count = int((gap - decode - cost.fixed) / cost.each)
+        # At most twice as many as the last time: an estimate that is far off is seen before it is followed.
+        count = min(count, 2 * self._last, self._longest)
+        self._last = max(count, LEAST // 2)
+        return count
 
-        Of gaps that are not known there was no more in them than a pass.
-        """
-        coming = min(coming, _RECENT)
-        known = list(self._gaps)[coming - _RECENT :] if coming < _RECENT else []
-        index = int(_USUAL * _RECENT) - (_RECENT - coming - len(known))
-        return max(sorted(known + [gap] * coming)[index], 1.0) if index >= 0 else 1.0
+    def _usual(self) -> float:
+        """How long a usual gap is, as a multiple of a pass over the answers. The unknown ones were no longer than that."""
+        index = int(_USUAL * _RECENT) - (_RECENT - len(self._gaps))
+        return max(sorted(self._gaps)[index], 1.0) if index >= 0 else 1.0
+
+    def _next_gap(self) -> None:
+        self._waited = 0.0
+        self._left = None
 
 
 class Queue:
@@ -220,17 +264,14 @@ class Queue:
         """Those that have a row."""
         return [each for each in self._requests if each.row is not None]
 
-    @property
-    def unread(self) -> int:
-        """Tokens that have yet to be read, of all."""
-        return sum(each.unread for each in self._requests)
-
     def turn(self) -> None:
         """What `next` gave is read."""
         self._shortest_next = not self._shortest_next
 
-    def next(self, may_begin: Callable[[Request], bool], longest: int | None = None) -> Request | None:
-        """The prompt to read next; with `longest`, one that has no more tokens left than that.
+    def next(
+        self, may_begin: Callable[[Request], bool], longest: int | None = None, fresh: bool = False
+    ) -> Request | None:
+        """The prompt to read next; with `longest`, one that has no more tokens left than that; or one that is `fresh`.
 
         `may_begin` says whether a request that has no row could have one. While the first of them could not, no other
         one begins either: what it needs would go to those that need less.
@@ -243,7 +284,7 @@ class Queue:
                 fits = each is not waiting or begins
             else:
                 fits = begins and not (waiting and waiting.waits_again) and may_begin(each)
-            if fits and (longest is None or each.unread <= longest):
+            if fits and (longest is None or each.unread <= longest) and not (fresh and each.row is not None):
                 prompts.append(each)
         if self._shortest_next or longest is not None:
             return min(prompts, key=lambda each: each.unread, default=None)
