@@ -23,9 +23,13 @@ WORDS = ("lamp", "ship", "storm", "harbour", "keeper", "rope", "gull", "tide", "
 
 def ask(address: str, model: str, turns: list[dict[str, str]], tokens: int) -> Figures:
     """The response to a conversation."""
+    return post(address, {"model": model, "input": turns, "max_output_tokens": tokens, "temperature": 0})
+
+
+def post(address: str, body: Figures) -> Figures:
+    """The response to a request."""
     host, port = address.rsplit(":", 1)
     connection = http.client.HTTPConnection(host, int(port), timeout=600)
-    body = {"model": model, "input": turns, "max_output_tokens": tokens, "temperature": 0}
     connection.request("POST", "/v1/responses", json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
     response: Figures = json.loads(answer.read())

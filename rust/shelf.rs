@@ -55,7 +55,7 @@ async fn pull(model: &str, shelf: Shelf, stop: Stop) -> Result<u8> {
     }
     let name = catalog::served_name(&source, model);
     let (worker, display) = (shelf.clone(), Display::new());
-    let mut work = tokio::task::spawn_blocking(move || worker.ensure(&source, &name, &|progress| display.show(&progress)));
+    let mut work = tokio::task::spawn_blocking(move || worker.renew(&source, &name, &|progress| display.show(&progress)));
     let outcome = tokio::select! {
         outcome = &mut work => outcome,
         reason = stop.stopped() => {

@@ -42,7 +42,7 @@ class Rates:
         """Begins with what `others` have seen; what is seen here counts for them too, a little."""
         self._others = others
         self._learnt = _LEARNT if others else _LEARNT_OF_ALL
-        self._rates = list(others._rates if others else _USUAL)
+        self._rates: list[float] = list(others._rates if others else _USUAL)
 
     def chance(self, agreed: int) -> float:
         """The share of guesses after `agreed` tokens of agreement that come true."""

@@ -107,13 +107,27 @@ impl Shelf {
     /// `download_failed` when it cannot be fetched or is not what it should be, `model_load_failed` when what is here is damaged or cannot be imported,
     /// `shutting_down` after [`Shelf::cancel`].
     pub fn ensure(&self, source: &Source, model: &str, sink: Sink<'_>) -> Result<PathBuf> {
+        self.bring(source, model, sink, false)
+    }
+
+    /// As [`Shelf::ensure`], but a model that an older importer made is imported anew, which may fetch it again.
+    ///
+    /// # Errors
+    /// As [`Shelf::ensure`]; the model that is here then stays.
+    pub fn renew(&self, source: &Source, model: &str, sink: Sink<'_>) -> Result<PathBuf> {
+        self.bring(source, model, sink, true)
+    }
+
+    fn bring(&self, source: &Source, model: &str, sink: Sink<'_>, renew: bool) -> Result<PathBuf> {
         if let Source::Hub(repo) = source {
             let folder = self.fetcher().ensure(repo, sink)?;
             folder::check(&folder)?;
             return Ok(folder);
         }
         let place = self.place(source)?;
-        if place.is_dir() {
+        let imported = matches!(source, Source::Known(_) | Source::Gguf(_));
+        let here = || place.is_dir() && !(renew && imported && folder::outdated(&place));
+        if here() {
             folder::check(&place)?;
             return Ok(place);
         }
@@ -123,7 +137,7 @@ impl Shelf {
         })?;
         let name = place.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let _lock = self.lock(&name)?;
-        if place.is_dir() {
+        if here() {
             folder::check(&place)?; // Another process did the work while this one waited for the lock.
             return Ok(place);
         }
@@ -131,7 +145,14 @@ impl Shelf {
         remove(&staging)?;
         let work = Staging(staging);
         let made = self.make(source, model, &work.0, sink)?;
-        fs::rename(&made, &place).map_err(|error| Error::io(Code::ModelLoadFailed, "move the finished model to", &place, &error))?;
+        let old = work.0.join("old"); // It goes with the rest of the work.
+        if place.is_dir() {
+            fs::rename(&place, &old).map_err(|error| Error::io(Code::ModelLoadFailed, "move the older model from", &place, &error))?;
+        }
+        if let Err(error) = fs::rename(&made, &place) {
+            let _ = fs::rename(&old, &place); // Most often there is none.
+            return Err(Error::io(Code::ModelLoadFailed, "move the finished model to", &place, &error));
+        }
         // The model is whole either way; what could be lost to a power cut is its name.
         let _ = sync_folder(&models);
         Ok(place)

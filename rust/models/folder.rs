@@ -11,7 +11,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Code, Error, Result};
-use crate::models::import::MANIFEST;
+use crate::models::import::{IMPORTER_VERSION, MANIFEST};
 use crate::models::output::{FileEntry, hex};
 
 /// The part of a manifest that says which files belong to the folder.
@@ -19,6 +19,20 @@ use crate::models::output::{FileEntry, hex};
 pub struct Files {
     /// Every file but the manifest itself.
     pub files: Vec<FileEntry>,
+}
+
+/// The part of a manifest that says who wrote it.
+#[derive(Deserialize)]
+struct Importer {
+    importer: u32,
+}
+
+/// Whether an older importer made the folder: a new one would make it otherwise.
+#[must_use]
+pub fn outdated(folder: &Path) -> bool {
+    let manifest = fs::read(folder.join(MANIFEST)).ok();
+    let importer = manifest.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    importer.is_some_and(|Importer { importer }| importer < IMPORTER_VERSION)
 }
 
 /// The checksum of a file, lower-case hexadecimal.

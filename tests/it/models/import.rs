@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use emberd::models::import::{Form, ImportError, Imported, MANIFEST, import_gguf};
+use emberd::models::catalog::Source;
+use emberd::models::fetch::Shelf;
+use emberd::models::import::{Form, IMPORTER_VERSION, ImportError, Imported, MANIFEST, import_gguf};
 use emberd::models::onnx::proto::{ModelProto, TensorProto};
 use emberd::models::output::hex;
 use prost::Message;
@@ -149,6 +151,42 @@ fn an_import_is_the_same_every_time() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [first, second] = folders.each_ref().map(|folder| import_into(&tiny(Q4_1, Q8_0), folder.path(), Form::Exact).unwrap());
     assert_eq!(first, second);
+}
+
+#[test]
+fn a_pull_imports_anew_what_an_older_importer_made_and_a_load_takes_it_as_it_is() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("tiny.gguf");
+    fs::write(&path, tiny(Q4_1, Q8_0).bytes()).unwrap();
+    let (shelf, source) = (Shelf::new(home.path().join("home"), None), Source::Gguf(path.clone()));
+    let folder = shelf.ensure(&source, "tiny", &|_| {}).unwrap();
+    let manifest = folder.join(MANIFEST);
+    let importer = || serde_json::from_slice::<Imported>(&fs::read(&manifest).unwrap()).unwrap().importer;
+    let age = || {
+        let imported: Imported = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+        let older = Imported { importer: IMPORTER_VERSION - 1, ..imported };
+        fs::write(&manifest, serde_json::to_vec(&older).unwrap()).unwrap();
+    };
+    age();
+    assert_eq!(shelf.ensure(&source, "tiny", &|_| {}).unwrap(), folder);
+    assert_eq!(importer(), IMPORTER_VERSION - 1, "a load changes nothing");
+    let told = std::sync::atomic::AtomicUsize::new(0);
+    let count = |_| {
+        told.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    };
+    assert_eq!(shelf.renew(&source, "tiny", &count).unwrap(), folder);
+    assert_eq!(importer(), IMPORTER_VERSION);
+    let first = told.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(first > 0);
+    shelf.renew(&source, "tiny", &count).unwrap();
+    assert_eq!(told.load(std::sync::atomic::Ordering::Relaxed), first, "what is of this version stays");
+    age();
+    fs::write(&path, b"no model").unwrap();
+    shelf.renew(&source, "tiny", &|_| {}).unwrap_err();
+    assert_eq!(importer(), IMPORTER_VERSION - 1, "what cannot be made anew stays");
+    assert_eq!(shelf.installed().unwrap().iter().map(|model| &model.fault).collect::<Vec<_>>(), [&None]);
+    let names = fs::read_dir(home.path().join("home/models")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(names.map(|name| name.to_string_lossy().into_owned()).all(|name| !name.ends_with(".part")));
 }
 
 #[test]
