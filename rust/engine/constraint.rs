@@ -46,8 +46,10 @@ impl Rule {
         let mut start = start.into_cancellable();
         // What is learnt here, the usual first tokens among it, is there for every constraint.
         timed(&mut start, most, |start| {
-            start.compute_ff_tokens();
-            start.compute_mask_or_eos().map(drop)
+            let certain = start.compute_ff_tokens();
+            start.compute_mask_or_eos()?;
+            // That what is certain has no end shows with the first of it.
+            certain.first().map_or(Ok(()), |first| start.clone().consume_token(*first))
         })
         .map_err(|error| ConstraintError::Stuck(error.to_string()))?;
         Ok(Self { start: Mutex::new(start), eos: eos.into(), vocab_size, spent: AtomicBool::new(false) })
@@ -174,8 +176,10 @@ impl Constraint {
         self.matcher.is_stopped() && !self.matcher.is_error()
     }
 
-    fn stuck(&self, error: &str) -> ConstraintError {
+    fn stuck(&mut self, error: &str) -> ConstraintError {
         self.rule.spent.store(true, Ordering::Relaxed);
+        self.certain.clear();
+        self.looked = false;
         // What follows the first line is the library's own state.
         ConstraintError::Stuck(error.lines().next().unwrap_or("no reason was given").to_owned())
     }
