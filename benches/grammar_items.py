@@ -71,7 +71,7 @@ def together(
         usages = list(pool.map(partial(ask, address), [{**body, "seed": seed} for seed in range(clients)]))
     if tokens and any(usage["output_tokens"] != tokens for usage in usages):
         raise BenchError(f"an answer of {tokens} tokens has another number: {usages}")
-    return sum(usage["decode_tokens_per_second"] for usage in usages) / clients
+    return sum(float(usage["decode_tokens_per_second"]) for usage in usages) / clients
 
 
 def grammars(tools: Tools, options: Options) -> Iterator[Row]:
