@@ -16,13 +16,14 @@ from pathlib import Path
 from types import FrameType
 
 import items as doors
+from grammar_items import grammars
 from harness import BenchError, Tools, build_load, find_emberd, machine
 from items import Options, Row
 from prefix_items import prefixes
 from speculation_items import speculation
 from worker_items import titles
 
-ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes, "h": speculation}
+ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes, "h": speculation, "i": grammars}
 
 HEAD = ("", "emberd", "peer", "ratio", "target", "")
 
@@ -81,14 +82,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--emberd", type=shlex.split, default=list(find_emberd()), help="the command to measure")
     parser.add_argument("--load", help="the load generator; built when not given")
     parser.add_argument(
-        "--model", default="smollm2-135m", help="the model of items d, f, g and h (default smollm2-135m)"
+        "--model", default="smollm2-135m", help="the model of items d and f to i (default smollm2-135m)"
     )
     parser.add_argument("--folder", type=Path, help="that model's folder; found when not given")
     parser.add_argument(
-        "--threads",
-        type=int,
-        default=os.cpu_count(),
-        help="compute threads of items d, f, g and h (default: the cores)",
+        "--threads", type=int, default=os.cpu_count(), help="compute threads of items d and f to i (default: the cores)"
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page")
     parser.add_argument("--strict", action="store_true", help="exit with 2 when a target was missed")

@@ -86,7 +86,7 @@ class Constraint:
         At least one is set; once the answer is complete, those that end it. The length is a multiple of 4.
         """
     def forced(self) -> list[int]:
-        """The ids that are certain to come next, in order; none where there is a choice and when the answer is complete."""
+        """The ids that are certain to come next, in order, up to 512; none where there is a choice and when all is said."""
     def accept(self, token: int) -> None:
         """Goes on to the next place of the answer. A token that is not allowed raises, and changes nothing."""
     def accepting(self) -> bool:

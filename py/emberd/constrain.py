@@ -26,6 +26,12 @@ GREEDY = Sampling(0.0, 1.0, 0, 0)
 FEW = 1024
 """So many allowed tokens are gathered and sorted; a row of all logits costs more than that."""
 
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_COUNTS = _BITS.sum(axis=1, dtype=np.uint8)
+"""How many tokens each byte of a mask allows."""
+_BARRED = np.where(_BITS, np.float32(0.0), np.float32(-np.inf)).astype(np.float32)
+"""What is added to the eight logits that a byte of a mask stands for: to mask by bools takes four times as long."""
+
 PAYS = {1: 2, 2: 4}
 """By how many answers run: the fewest certain tokens that are worth a pass of their own.
 
@@ -68,17 +74,16 @@ class Held:
         known = np.flatnonzero((mask[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1)
         if sampling.temperature == 0 and len(known):
             return int(ids[known[0]])
-        allowed = np.unpackbits(mask, count=len(logits), bitorder="little").view(np.bool_)
-        count = int(np.count_nonzero(allowed))
+        count = int(_COUNTS[mask].sum(dtype=np.int64))
         if len(known) == count:
             return draw(values[known], ids[known], values[known], sampling, u)
         if count <= FEW:
-            tokens = np.flatnonzero(allowed)
+            tokens = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
             few = logits[tokens]
             order = np.lexsort((tokens, -few))
             return draw(few[order], tokens[order], few[order], sampling, u)
-        np.copyto(room.masked, -np.inf)
-        np.copyto(room.masked, logits, where=allowed)
+        np.take(_BARRED, mask, axis=0, out=room.barred, mode="clip")
+        np.add(logits, room.barred.reshape(-1)[: len(logits)], out=room.masked)
         best, best_ids = (values[known], ids[known]) if len(known) else highest(room.masked)
         return draw(best, best_ids, room.masked, sampling, u, room.weights)
 

@@ -38,6 +38,7 @@ class Room:
         self.weights = np.zeros(vocab_size, np.float32)
         self.adjusted = np.zeros(vocab_size, np.float32)
         self.masked = np.zeros(vocab_size, np.float32)
+        self.barred = np.zeros((-(-vocab_size // 32) * 4, 8), np.float32)
 
 
 class Sampler:

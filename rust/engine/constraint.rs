@@ -46,8 +46,10 @@ impl Rule {
         let mut start = start.into_cancellable();
         // What is learnt here, the usual first tokens among it, is there for every constraint.
         timed(&mut start, most, |start| {
-            start.compute_ff_tokens();
-            start.compute_mask_or_eos().map(drop)
+            let certain = start.compute_ff_tokens();
+            start.compute_mask_or_eos()?;
+            // That what is certain has no end shows with the first of it.
+            certain.first().map_or(Ok(()), |first| start.clone().consume_token(*first))
         })
         .map_err(|error| ConstraintError::Stuck(error.to_string()))?;
         Ok(Self { start: Mutex::new(start), eos: eos.into(), vocab_size, spent: AtomicBool::new(false) })
@@ -63,7 +65,7 @@ impl Rule {
     #[must_use]
     pub fn constraint(self: &Arc<Self>) -> Constraint {
         let matcher = self.start.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Constraint { rule: Arc::clone(self), matcher, certain: VecDeque::new(), looked: false }
+        Constraint { rule: Arc::clone(self), place: Box::new(Place { matcher, certain: VecDeque::new(), looked: false }) }
     }
 }
 
@@ -77,6 +79,13 @@ impl fmt::Debug for Rule {
 #[derive(Clone)]
 pub struct Constraint {
     rule: Arc<Rule>,
+    /// More than a kilobyte, which would make every order as large.
+    place: Box<Place>,
+}
+
+/// A place in an answer.
+#[derive(Clone)]
+struct Place {
     matcher: Matcher,
     /// Ids that come next whatever is chosen.
     certain: VecDeque<u32>,
@@ -103,7 +112,7 @@ impl Constraint {
             }
             return Ok(());
         }
-        let allowed = timed(&mut self.matcher, LOOK, Matcher::compute_mask_or_eos);
+        let allowed = timed(&mut self.place.matcher, LOOK, Matcher::compute_mask_or_eos);
         let allowed = allowed.map_err(|error| self.stuck(&error.to_string()))?;
         for (word, bits) in words.iter_mut().zip(allowed.as_slice()) {
             *word = *bits;
@@ -120,16 +129,16 @@ impl Constraint {
     /// # Errors
     /// [`ConstraintError::Stuck`].
     pub fn certain(&mut self) -> Result<&VecDeque<u32>, ConstraintError> {
-        if !self.looked && self.certain.is_empty() {
+        if !self.place.looked && self.place.certain.is_empty() {
             if !self.complete() {
-                self.certain = timed(&mut self.matcher, LOOK, Matcher::compute_ff_tokens).into();
+                self.place.certain = timed(&mut self.place.matcher, LOOK, Matcher::compute_ff_tokens).into();
             }
-            if let Some(error) = self.matcher.get_error() {
+            if let Some(error) = self.place.matcher.get_error() {
                 return Err(self.stuck(&error));
             }
-            self.looked = true;
+            self.place.looked = true;
         }
-        Ok(&self.certain)
+        Ok(&self.place.certain)
     }
 
     /// Goes on to the next place of the answer.
@@ -145,15 +154,15 @@ impl Constraint {
         let fits = match next {
             Some(certain) => certain == token,
             None if ends => self.accepting()?,
-            None => self.matcher.validate_tokens(&[token]).map_err(|error| self.stuck(&error.to_string()))? == 1,
+            None => self.place.matcher.validate_tokens(&[token]).map_err(|error| self.stuck(&error.to_string()))? == 1,
         };
         if !fits {
             return Err(ConstraintError::Refused(token));
         }
-        let gone_on = timed(&mut self.matcher, LOOK, |matcher| matcher.consume_token(token));
+        let gone_on = timed(&mut self.place.matcher, LOOK, |matcher| matcher.consume_token(token));
         gone_on.map_err(|error| self.stuck(&error.to_string()))?;
-        self.certain.pop_front();
-        self.looked = !self.certain.is_empty();
+        self.place.certain.pop_front();
+        self.place.looked = !self.place.certain.is_empty();
         Ok(())
     }
 
@@ -165,17 +174,19 @@ impl Constraint {
         if self.complete() {
             return Ok(true);
         }
-        self.matcher.is_accepting().map_err(|error| self.stuck(&error.to_string()))
+        self.place.matcher.is_accepting().map_err(|error| self.stuck(&error.to_string()))
     }
 
     /// Whether nothing but the end may come.
     #[must_use]
     pub fn complete(&self) -> bool {
-        self.matcher.is_stopped() && !self.matcher.is_error()
+        self.place.matcher.is_stopped() && !self.place.matcher.is_error()
     }
 
-    fn stuck(&self, error: &str) -> ConstraintError {
+    fn stuck(&mut self, error: &str) -> ConstraintError {
         self.rule.spent.store(true, Ordering::Relaxed);
+        self.place.certain.clear();
+        self.place.looked = false;
         // What follows the first line is the library's own state.
         ConstraintError::Stuck(error.lines().next().unwrap_or("no reason was given").to_owned())
     }
@@ -197,6 +208,6 @@ impl PartialEq for Constraint {
 
 impl fmt::Debug for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Constraint").field("rule", &self.rule).field("certain", &self.certain).finish_non_exhaustive()
+        f.debug_struct("Constraint").field("rule", &self.rule).field("certain", &self.place.certain).finish_non_exhaustive()
     }
 }

@@ -83,3 +83,25 @@ fn watch() {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_lasts_is_cancelled_and_other_work_is_not() {
+        let (long, short) = (CancellationHandle::default(), CancellationHandle::default());
+        for _ in 0..2 {
+            within(&short, Duration::from_secs(3600), || {
+                // Ends by being cancelled, or not at all.
+                within(&long, Duration::ZERO, || {
+                    while !long.is_cancelled() {
+                        thread::yield_now();
+                    }
+                });
+            });
+        }
+        assert!(!short.is_cancelled());
+        assert!(!watched().work.iter().any(|work| work.end < Instant::now()), "what is over is forgotten");
+    }
+}

@@ -10,6 +10,9 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+/// The most ids that are told as certain at once: what is certain may be as long as a text.
+const CERTAIN: usize = 512;
+
 /// What one answer may say, and how far it has come.
 #[pyclass(frozen, module = "emberd._core")]
 #[derive(Clone)]
@@ -57,9 +60,9 @@ impl Constraint {
         })
     }
 
-    /// The ids that are certain to come next, in order. Works with the interpreter free.
+    /// The ids that are certain to come next, in order, up to 512 of them. Works with the interpreter free.
     fn forced(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        py.detach(|| self.lock().certain().map(|ids| ids.iter().copied().collect())).map_err(stuck)
+        py.detach(|| self.lock().certain().map(|ids| ids.iter().take(CERTAIN).copied().collect())).map_err(stuck)
     }
 
     /// Goes on to the next place of the answer.

@@ -126,6 +126,11 @@ fn reason(error: &str) -> String {
     if error.starts_with("NoExtension") {
         return "it allows no text at all".to_owned();
     }
+    // Of a regular expression the library shows the whole first, and says last what is wrong.
+    if let Some(what) = error.lines().find_map(|line| line.trim_start().strip_prefix("error: ")) {
+        let place = error.split_once(": ").map(|(place, _)| place).filter(|place| place.starts_with("at "));
+        return place.map_or_else(|| what.to_owned(), |place| format!("{place}: {what}"));
+    }
     let end = ["\n<", "\nbacktrace"].iter().filter_map(|mark| error.find(mark)).min().unwrap_or(error.len());
     // Nor the lines that show the place once more.
     let shows = |line: &&str| {

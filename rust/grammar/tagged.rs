@@ -105,7 +105,8 @@ fn pattern(text: &str) -> String {
     for ch in text.chars() {
         match ch {
             '\n' => pattern.push_str("\\n"),
-            ch if ch.is_ascii_punctuation() => pattern.extend(['\\', ch]),
+            // Others mean something else with a backslash: `\<` is where a word begins.
+            ch if r"\.+*?()|[]{}^$#&-~/".contains(ch) => pattern.extend(['\\', ch]),
             ch => pattern.push(ch),
         }
     }

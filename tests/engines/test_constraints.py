@@ -258,7 +258,7 @@ def test_the_share_of_each_draw_is_that_of_the_whole_row(count: int, sampling: S
     row = adjusted((rng.standard_normal(5000) * 3).astype(np.float32), replace(sampling, logit_bias={}), [1], [2])
     allowed = np.zeros(5000, np.bool_)
     allowed[rng.permutation(5000)[:count]] = True
-    mask = np.packbits(allowed, bitorder="little").tobytes()
+    mask = np.packbits(np.pad(allowed, (0, -5000 % 32)), bitorder="little").tobytes()
     held = Held(SimpleNamespace(forced=list, accept=None, mask=lambda: mask))
     room, (values, ids) = Room(5000), highest(row)
     drawn = np.array([held.draw(values, ids, row, sampling, u, room) for u in (np.arange(4000) + 0.5) / 4000])

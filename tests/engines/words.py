@@ -10,7 +10,8 @@ import tiny
 FIRST_BYTE = 8
 """The ids below it are special tokens; one of them ends an answer."""
 
-PAIRS = ['{"', '":', '": ', ", ", ', "', '"}', *"na me name tr ue true fa ls fals false re red".split()]
+LETTERS = ["na", "me", "name", "tr", "ue", "true", "fa", "ls", "fals", "false", "re", "red"]
+PAIRS = ['{"', '":', '": ', ", ", ', "', '"}', *LETTERS]
 """Tokens of more than one byte, each from two that stand before it or are bytes."""
 
 
