@@ -94,6 +94,8 @@ pub struct Coding {
     pub block: usize,
     /// The code that stands for 0 in every block; `None` where each block has a minimum of its own.
     pub zero: Option<u8>,
+    /// Bits that codes leave free, where blocks have minimums: multiplied by two to the power of it, codes are as many times finer.
+    pub spare: u32,
 }
 
 impl Kind {
@@ -174,14 +176,15 @@ impl Kind {
 
     /// What the codes mean; `None` for floats, and for a type that is not read.
     pub fn coding(self) -> Option<Coding> {
-        let coding = |bits, block, zero| Some(Coding { bits, block, zero });
+        let coding = |bits, block, zero| Some(Coding { bits, block, zero, spare: 0 });
+        let spare = |bits, block, spare| Some(Coding { bits, block, zero: None, spare });
         match self {
             Self::F32 | Self::F16 | Self::Bf16 | Self::Other(_) => None,
             Self::Q4_0 => coding(4, 32, Some(8)),
             Self::Q4_1 | Self::Q4K => coding(4, 32, None),
-            Self::Q2K => coding(4, 16, None),
+            Self::Q2K => spare(4, 16, 2),
             Self::Q3K => coding(4, 16, Some(4)),
-            Self::Q5_1 | Self::Q5K => coding(8, 32, None),
+            Self::Q5_1 | Self::Q5K => spare(8, 32, 3),
             // The codes of these are moved so that the middle of a byte stands for 0, which is what kernels take for granted.
             Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl | Self::Iq4Xs => coding(8, 32, Some(128)),
             Self::Q6K => coding(8, 16, Some(128)),
