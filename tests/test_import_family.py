@@ -95,7 +95,9 @@ def test_what_sets_a_member_apart_changes_what_is_computed(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", [*FLOATS, *FOUR_BITS], ids=lambda kind: kind.name)
-def test_floats_and_four_bits_are_exact_to_a_small_part_of_a_step(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+def test_floats_and_four_bits_are_exact_to_a_small_part_of_a_step(
+    kind: gguf.GGMLQuantizationType, tmp_path: Path
+) -> None:
     path = write(tmp_path / "tiny.gguf", FAMILY["llama-3"], kind)
     wanted, folder = Llama(path).logits(IDS), pulled(path)
     found = Folder(folder, capacity=CONTEXT).logits(IDS)
@@ -168,7 +170,9 @@ def constants(folder: Path) -> dict[str, NDArray[Any]]:
 
 
 @pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS], ids=lambda kind: kind.name)
-def test_codes_scales_and_minimums_are_the_files_own_bit_for_bit(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+def test_codes_scales_and_minimums_are_the_files_own_bit_for_bit(
+    kind: gguf.GGMLQuantizationType, tmp_path: Path
+) -> None:
     path = write(tmp_path / "tiny.gguf", FAMILY["llama-3"], kind)
     held = constants(pulled(path))
     wanted = Llama(path).weights["token_embd.weight"]

@@ -90,7 +90,9 @@ class Llama:
 
     def _attention(self, x: Floats, prefix: str) -> Floats:
         def project(name: str, heads: int) -> Floats:
-            made = x @ self.weights[f"{prefix}{name}.weight"].T + self.weights.get(f"{prefix}{name}.bias", np.float32(0))
+            made = x @ self.weights[f"{prefix}{name}.weight"].T + self.weights.get(
+                f"{prefix}{name}.bias", np.float32(0)
+            )
             made = made.reshape(len(x), heads, self.head_dim)
             norm = self.weights.get(f"{prefix}{name}_norm.weight")
             return np.asarray(made if norm is None else self._norm(made, norm), np.float32)

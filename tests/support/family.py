@@ -36,14 +36,16 @@ FAMILY = {
     "linear": Member("llama", "gpt-2", linear=4.0),
     "mistral": Member("llama", "default", window=7),
     "qwen2": Member("qwen2", "qwen2", theta=1_000_000.0, tied=True),
-    "qwen3": Member("qwen3", "qwen2", head_dim=96, theta=1_000_000.0, tied=True),
+    "qwen3": Member("qwen3", "qwen2", head_dim=128, theta=1_000_000.0, tied=True),
 }
 """By name; Qwen 3's heads are wider than the hidden state divided by their number."""
 
 LAYERS, WIDTH, INNER, HEADS, KV_HEADS, CONTEXT, VOCABULARY = 2, 256, 512, 4, 2, 128, 400
 
 
-def stored(values: NDArray[np.float32], kind: gguf.GGMLQuantizationType, random: np.random.Generator) -> NDArray[np.uint8]:
+def stored(
+    values: NDArray[np.float32], kind: gguf.GGMLQuantizationType, random: np.random.Generator
+) -> NDArray[np.uint8]:
     """`values` as bytes of a type; for IQ4, which nothing here quantizes to, random codes of the same spread."""
     if (blocks := quantized(values, kind.name)) is not None:
         return blocks
@@ -58,7 +60,9 @@ def stored(values: NDArray[np.float32], kind: gguf.GGMLQuantizationType, random:
     return rows
 
 
-def write(path: Path, member: Member, kinds: dict[str, gguf.GGMLQuantizationType] | gguf.GGMLQuantizationType = F32) -> Path:
+def write(
+    path: Path, member: Member, kinds: dict[str, gguf.GGMLQuantizationType] | gguf.GGMLQuantizationType = F32
+) -> Path:
     """Write a model; `kinds` are the types of its matrices, all alike or by the end of their names (else F32)."""
     random = np.random.default_rng(len(member.pre) + member.head_dim)
     writer = gguf.GGUFWriter(path, member.architecture)
