@@ -1,4 +1,4 @@
-"""The benchmark of answers under a grammar, (h): eight at a time, against the same server without one.
+"""The benchmark of answers under a grammar, (i): eight at a time, against the same server without one.
 
 The grammars allow nearly any text, so that both sides make the same number of tokens and what differs is the cost of
 knowing what may come next and of drawing among it. The last row is what is gained where much is certain.
@@ -75,7 +75,7 @@ def together(
 
 
 def grammars(tools: Tools, options: Options) -> Iterator[Row]:
-    """(h) Answers under a grammar, eight at a time, against the same without one."""
+    """(i) Answers under a grammar, eight at a time, against the same without one."""
     serve = [*tools.emberd, "serve", "--model", options.model, "--engine", "onnx", "--cache-bytes", "0"]
     serve += ["--threads", str(options.threads), "--port", "0"]
     with http_server(serve) as address:

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::gguf::{Gguf, GgufError};
-use super::llama::{Llama, SpecialIds};
+use super::llama::{Family, Llama, SpecialIds};
 use super::onnx::decoder::Builder;
 use super::onnx::graph::Graph;
 use super::output::{FileEntry, Output, hex, sync_folder};
@@ -49,21 +49,23 @@ pub enum ImportError {
     Write(#[from] std::io::Error),
     /// A model of another family.
     #[error(
-        "the architecture {name} cannot be imported\nhint: llama can; convert this model to onnx with its own tools and give that folder"
+        "the architecture {name} cannot be imported\nhint: llama (with mistral and smollm2), qwen2 and qwen3 can; convert this model to onnx with its own tools and give that folder"
     )]
     Architecture {
         /// `general.architecture`.
         name: String,
     },
     /// A way of storing weights that the importer does not read.
-    #[error("tensor {tensor} is stored as {kind}, which cannot be imported\nhint: take a file of type F32, F16, BF16, Q8_0, Q4_0 or Q4_1")]
+    #[error(
+        "tensor {tensor} is stored as {kind}, which cannot be imported\nhint: take a file of floats (F32, F16, BF16), of Q8_0, Q5_1, Q5_0, Q4_1 or Q4_0, of K-quants, or of IQ4"
+    )]
     TensorType {
         /// The tensor.
         tensor: String,
         /// Its type, as ggml spells it.
         kind: String,
     },
-    /// Something that a llama model may have and the importer does not make.
+    /// Something that a model of the family may have and the importer does not make.
     #[error("the model has {what}, which cannot be imported\nhint: convert it to onnx with its own tools and give that folder")]
     Unsupported {
         /// What it is.
@@ -156,12 +158,13 @@ pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMu
     let mut hash = Sha256::new();
     for part in gguf.file_bytes().chunks(HASH_STEP) {
         hash.update(part);
+        gguf.release(part);
         advance(part.len() as u64);
     }
     let imported = Imported {
         importer: IMPORTER_VERSION,
         form,
-        architecture: "llama".to_owned(),
+        architecture: llama.family.name().to_owned(),
         name: gguf.text("general.name").map(str::to_owned),
         source: FileEntry { name: source, bytes: gguf.file_bytes().len() as u64, sha256: hex(&hash.finalize()) },
         files,
@@ -184,9 +187,15 @@ fn write_json(into: &Path, name: &str, document: &Json) -> std::io::Result<FileE
 
 /// `config.json`, as transformers writes it for this family.
 fn config(llama: &Llama, ids: &SpecialIds) -> Json {
-    json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    let (class, model) = match (llama.family, llama.window) {
+        (Family::Llama, None) => ("LlamaForCausalLM", "llama"),
+        (Family::Llama, Some(_)) => ("MistralForCausalLM", "mistral"),
+        (Family::Qwen2, _) => ("Qwen2ForCausalLM", "qwen2"),
+        (Family::Qwen3, _) => ("Qwen3ForCausalLM", "qwen3"),
+    };
+    let mut document = json!({
+        "architectures": [class],
+        "model_type": model,
         "hidden_size": llama.width,
         "intermediate_size": llama.feed_forward,
         "num_hidden_layers": llama.layers,
@@ -202,7 +211,11 @@ fn config(llama: &Llama, ids: &SpecialIds) -> Json {
         "bos_token_id": ids.bos,
         "eos_token_id": ids.eos,
         "pad_token_id": ids.padding,
-    })
+    });
+    if let (Some(window), Some(fields)) = (llama.window, document.as_object_mut()) {
+        fields.insert("sliding_window".to_owned(), window.into());
+    }
+    document
 }
 
 fn generation_config(ids: &SpecialIds) -> Json {
@@ -227,7 +240,7 @@ fn tokenizer_config(llama: &Llama, ids: &SpecialIds, vocabulary: &[String], temp
 fn genai_config(llama: &Llama, ids: &SpecialIds) -> Json {
     json!({
         "model": {
-            "type": "llama",
+            "type": llama.family.name(),
             "vocab_size": llama.vocab,
             "context_length": llama.context,
             "bos_token_id": ids.bos,

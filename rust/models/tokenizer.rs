@@ -1,9 +1,14 @@
 //! Makes a `tokenizer.json` from the vocabulary and merges that a GGUF file carries.
 //!
-//! Byte-level BPE only, with the ways of cutting text before merging that are listed in `pre_tokenizer`. How each
-//! one cuts follows the tokenizers published with the models; the names are llama.cpp's (`tokenizer.ggml.pre`).
+//! Byte-level BPE, with the ways of cutting text before merging that are listed in `pre_tokenizer`: how each one cuts follows
+//! the tokenizers published with the models; the names are llama.cpp's (`tokenizer.ggml.pre`). SentencePiece's is in `pieces`.
 
-use serde_json::{Map, Value as Json, json};
+mod pieces;
+
+use std::collections::HashSet;
+
+use serde::{Serialize, Serializer};
+use serde_json::{Value as Json, json};
 
 use super::gguf::{Gguf, GgufError};
 use super::import::ImportError;
@@ -13,11 +18,57 @@ use super::llama::SpecialIds;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
+/// Names of Llama 3's way of cutting.
+const LLAMA3: [&str; 3] = ["llama-bpe", "llama3", "llama-v3"];
+/// Names of that of Qwen 2, 2.5 and 3.
+const QWEN2: [&str; 1] = ["qwen2"];
+
 /// Cuts words with their leading space, numbers of one to three digits, punctuation and line ends apart (Llama 3).
 const LLAMA3_WORDS: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The same with digits one by one (Qwen 2).
 const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// `tokenizer.json`. A vocabulary has some hundred thousand tokens and merges, so these are written from where they lie.
+#[derive(Serialize)]
+struct File<'a> {
+    version: &'static str,
+    truncation: (),
+    padding: (),
+    added_tokens: Vec<Json>,
+    normalizer: Json,
+    pre_tokenizer: Json,
+    post_processor: Json,
+    decoder: Json,
+    model: Bpe<'a>,
+}
+
+/// What the two kinds of tokenizer do in ways of their own.
+struct Parts<'a> {
+    normalizer: Json,
+    decoder: Json,
+    bpe: Bpe<'a>,
+}
+
+/// The model: which neighbours are joined, the first pairs first.
+#[derive(Serialize)]
+struct Bpe<'a> {
+    r#type: &'static str,
+    dropout: (),
+    unk_token: Option<&'a str>,
+    continuing_subword_prefix: (),
+    end_of_word_suffix: (),
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    #[serde(serialize_with = "by_token")]
+    vocab: &'a [String],
+    merges: Vec<[&'a str; 2]>,
+}
+
+fn by_token<S: Serializer>(tokens: &&[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(tokens.iter().zip(0_usize..))
+}
 
 /// The tokenizer as `tokenizer.json` holds it.
 ///
@@ -25,19 +76,16 @@ const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}
 /// Another tokenizer model or pre-tokenizer, a vocabulary that is missing or contradicts itself.
 pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportError> {
     let model = gguf.text("tokenizer.ggml.model").ok_or_else(|| key("tokenizer.ggml.model", "a string"))?;
-    if model != "gpt2" {
+    if !["gpt2", "llama"].contains(&model) {
         return Err(ImportError::Unsupported { what: format!("a tokenizer of model {model}") });
     }
     let tokens = gguf.texts("tokenizer.ggml.tokens").ok_or_else(|| key("tokenizer.ggml.tokens", "an array of strings"))?;
-    let merges = gguf.texts("tokenizer.ggml.merges").ok_or_else(|| key("tokenizer.ggml.merges", "an array of strings"))?;
     let types = gguf.integers("tokenizer.ggml.token_type").unwrap_or_default();
     let pre = gguf.text("tokenizer.ggml.pre").unwrap_or("default");
 
-    let mut vocabulary = Map::with_capacity(tokens.len());
-    for (id, token) in tokens.iter().enumerate() {
-        if vocabulary.insert(token.clone(), id.into()).is_some() {
-            return Err(broken(format!("token {token:?} is in the vocabulary twice")));
-        }
+    let mut seen = HashSet::with_capacity(tokens.len());
+    if let Some(twice) = tokens.iter().find(|token| !seen.insert(token.as_str())) {
+        return Err(broken(format!("token {twice:?} is in the vocabulary twice")));
     }
     let added = tokens.iter().zip(types).enumerate().filter(|(_, (_, kind))| [CONTROL, USER_DEFINED].contains(kind));
     let added: Vec<Json> = added
@@ -46,40 +94,53 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
                     "normalized": false, "special": *kind == CONTROL })
         })
         .collect();
-    let pairs: Result<Vec<_>, _> = merges
-        .iter()
-        .map(|merge| {
-            merge.split_once(' ').map(|(left, right)| json!([left, right])).ok_or_else(|| broken(format!("{merge:?} is no merge")))
-        })
-        .collect();
-
-    let tokenizer = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added,
-        "normalizer": if pre == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null },
-        "pre_tokenizer": pre_tokenizer(pre)?,
-        "post_processor": post_processor(gguf, ids, tokens),
-        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": null,
-            "continuing_subword_prefix": null,
-            "end_of_word_suffix": null,
-            "fuse_unk": false,
-            "byte_fallback": false,
-            "ignore_merges": pre == "llama-bpe",
-            "vocab": vocabulary,
-            "merges": pairs?,
-        },
-    });
-    let text = tokenizer.to_string();
+    let (Parts { normalizer, decoder, bpe }, pre_tokenizer) = if model == "llama" {
+        (pieces::parts(gguf, tokens, types)?, Json::Null)
+    } else {
+        (byte_level(gguf, pre, tokens)?, pre_tokenizer(pre)?)
+    };
+    let post_processor = post_processor(gguf, ids, tokens, model == "llama" || LLAMA3.contains(&pre));
+    let file = File {
+        version: "1.0",
+        truncation: (),
+        padding: (),
+        added_tokens: added,
+        normalizer,
+        pre_tokenizer,
+        post_processor,
+        decoder,
+        model: bpe,
+    };
+    let text = serde_json::to_string(&file).map_err(|error| broken(error.to_string()))?;
+    drop(file);
     match text.parse::<tokenizers::Tokenizer>() {
         Ok(_) => Ok(text),
         Err(error) => Err(broken(error.to_string())),
     }
+}
+
+/// Normalizer, decoder and model of a byte-level BPE.
+fn byte_level<'a>(gguf: &'a Gguf, pre: &str, tokens: &'a [String]) -> Result<Parts<'a>, ImportError> {
+    let merges = gguf.texts("tokenizer.ggml.merges").ok_or_else(|| key("tokenizer.ggml.merges", "an array of strings"))?;
+    let pairs = merges.iter().map(|merge| match merge.split_once(' ') {
+        Some((left, right)) => Ok([left, right]),
+        None => Err(broken(format!("{merge:?} is no merge"))),
+    });
+    let bpe = Bpe {
+        r#type: "BPE",
+        dropout: (),
+        unk_token: None,
+        continuing_subword_prefix: (),
+        end_of_word_suffix: (),
+        fuse_unk: false,
+        byte_fallback: false,
+        ignore_merges: LLAMA3.contains(&pre),
+        vocab: tokens,
+        merges: pairs.collect::<Result<Vec<_>, _>>()?,
+    };
+    let normalizer = if QWEN2.contains(&pre) { json!({ "type": "NFC" }) } else { Json::Null };
+    let decoder = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+    Ok(Parts { normalizer, decoder, bpe })
 }
 
 /// How text is cut before merging.
@@ -91,8 +152,8 @@ fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
     Ok(match pre {
         "gpt-2" => byte_level(true),
         "smollm" => sequence(vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
-        "llama-bpe" | "llama3" | "llama-v3" => sequence(vec![split(LLAMA3_WORDS), byte_level(false)]),
-        "qwen2" => sequence(vec![split(QWEN2_WORDS), byte_level(false)]),
+        pre if LLAMA3.contains(&pre) => sequence(vec![split(LLAMA3_WORDS), byte_level(false)]),
+        pre if QWEN2.contains(&pre) => sequence(vec![split(QWEN2_WORDS), byte_level(false)]),
         "default" => sequence(vec![
             split(r"[\p{P}\$\+<=>\^~\|]+"),
             split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
@@ -106,9 +167,10 @@ fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
     })
 }
 
-/// Puts the first token in front of a text, for models that are made so; templates encode without it.
-fn post_processor(gguf: &Gguf, ids: &SpecialIds, tokens: &[String]) -> Json {
-    let wanted = gguf.integer("tokenizer.ggml.add_bos_token").is_some_and(|flag| flag != 0);
+/// Puts the first token in front of a text, for models that are made so; templates encode without it. `usual` tells whether a file
+/// that says nothing of it wants it.
+fn post_processor(gguf: &Gguf, ids: &SpecialIds, tokens: &[String], usual: bool) -> Json {
+    let wanted = gguf.integer("tokenizer.ggml.add_bos_token").map_or(usual, |flag| flag != 0);
     let bos = ids.bos.and_then(|id| tokens.get(id as usize).map(|token| (id, token)));
     let Some((id, token)) = bos.filter(|_| wanted) else {
         return Json::Null;
