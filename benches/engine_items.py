@@ -137,10 +137,11 @@ def story(rng: random.Random, tokens: int) -> Json:
 
 
 def long_prompt(rng: random.Random, words: int, tokens: int) -> Json:
-    """A request whose prompt differs from every other from its first word on, so that nothing of it is cached."""
+    """A request whose prompt differs from every other from its second word on, so that next to nothing of it is cached."""
     text = [rng.choice(WORDS) for _ in range(words)]
-    turns = [{"role": "system", "content": " ".join(text[:8])}, {"role": "user", "content": " ".join(text[8:])}]
-    return {"turns": turns, "tokens": tokens}
+    # A word is one token where a space stands before it, so none of them is the first.
+    turns = [("system", " ".join(["The", *text[:8]])), ("user", " ".join(["The", *text[8:]]))]
+    return {"turns": [{"role": role, "content": content} for role, content in turns], "tokens": tokens}
 
 
 def fit(side: Side, wanted: int) -> int:
