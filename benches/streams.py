@@ -163,8 +163,8 @@ def read(sent: float, pieces: Sequence[tuple[float, bytes]]) -> Answer:
         return answer
     covered = list(accumulate(len(data) for _, data in chunks))
     for end, data in _events(payload):
-        # The piece that brought the chunk that brought the event's last byte.
-        at = bisect_left(ends, chunks[bisect_left(covered, end)][0])
+        chunk = bisect_left(covered, end)
+        at = bisect_left(ends, chunks[chunk][0] - (covered[chunk] - end))
         answer.events.append((pieces[at][0], data))
     return answer
 

@@ -15,7 +15,24 @@ import streams
 from harness import BenchError
 from streams import TERMINAL, Answer, Json
 
-WORDS = ["lamp", "ship", "storm", "rope", "tide", "letter", "stair", "bell", "winter", "garden", "stone", "river", "bridge", "keeper", "gull", "harbour"]
+WORDS = [
+    "lamp",
+    "ship",
+    "storm",
+    "rope",
+    "tide",
+    "letter",
+    "stair",
+    "bell",
+    "winter",
+    "garden",
+    "stone",
+    "river",
+    "bridge",
+    "keeper",
+    "gull",
+    "harbour",
+]
 QUESTIONS = ("What is the capital of France?", "Write a story about the sea.", "Count from one to fifty.", "Say hello.")
 STOPS = (["."], ["the", "The"], ["\n"], [",", " and"])
 HISTORIES = 4
