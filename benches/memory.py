@@ -26,6 +26,7 @@ from harness import ROOT, BenchError, find_emberd, machine, ready, run_json, ser
 from items import Figures, Row, alternate, compare, find_folder, show
 from run import cells, leave, rounds, table, write
 from soak import resident
+from streams import Json
 
 IDLE = 5.0
 """Seconds over which an idle server's processor time is counted."""
@@ -37,14 +38,21 @@ def door(emberd: list[str], model: str, threads: int) -> Figures:
     with serving(serve) as server:
         side = ours(ready(server), model)
         before = resident(server.pid)
-        question = {"turns": [{"role": "user", "content": "Say hello."}], "tokens": 1}
-        answer = streams.run(partial(side.ask, question))
+        first = streams.run(partial(side.ask, question("Say hello.")))
         after = resident(server.pid)
+        # The same again takes as long, but for the load. Another word, so that nothing of it is cached.
+        second = streams.run(partial(side.ask, question("Say hallo.")))
         used = processor(server.pid)
         time.sleep(IDLE)
         idle = processor(server.pid) - used
-    [usage] = [event["response"]["usage"] for _, event in answer.events if event["type"] in streams.TERMINAL]
-    return {"load": usage["server_model_resolve_ms"], "before": before, "after": after, "idle": idle}
+    load = (first.done - first.sent) - (second.done - second.sent)
+    return {"load": 1e3 * load, "before": before, "after": after, "idle": idle}
+
+
+def question(text: str) -> Json:
+    """A request for one token. The text stands first in its prompt, too."""
+    turns = [{"role": role, "content": text} for role in ("system", "user")]
+    return {"turns": turns, "tokens": 1}
 
 
 def processor(pid: int) -> float:
