@@ -9,6 +9,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter
 
 if TYPE_CHECKING:
     from engine_items import Series
@@ -27,6 +28,9 @@ def draw(series: Series, target: Path) -> None:
         gap.plot(clients, [series.worst[each][side] for each in clients], "s:", label=f"{name}, p99", **style)
     rate.set(title="Throughput, tokens a second", xlabel="clients", ylim=(0, None))
     gap.set(title="Gap between texts of an answer, ms", xlabel="clients", yscale="log")
+    gap.yaxis.set_major_formatter("{x:g}")
+    gap.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    gap.yaxis.set_minor_formatter(NullFormatter())
     for axes in (rate, gap):
         axes.set_xscale("log", base=2)
         axes.set_xticks(clients, [str(each) for each in clients])
