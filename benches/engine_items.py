@@ -28,8 +28,11 @@ TARGETS = {8: 1.4, 16: 1.6, 32: 1.6}
 PROMPT = 512
 """Tokens of a long prompt."""
 
-LONGEST = 400
-"""Tokens of the answers that run while long prompts arrive, at most."""
+LONGEST = 600
+"""Tokens of the answers that run while long prompts arrive: more than they come to."""
+
+ARRIVALS = 6
+"""Long prompts that arrive."""
 
 PAUSE = 0.5
 """Seconds between the first token after one long prompt and the sending of the next."""
@@ -89,14 +92,14 @@ class Side:
     fields: Json
     """What each request says besides its texts and the length of the answer."""
 
-    async def ask(self, body: Json) -> Answer:
-        """One request; `body` has `turns` and `tokens`."""
+    async def ask(self, body: Json, until: asyncio.Event | None = None) -> Answer:
+        """One request; `body` has `turns` and `tokens`. With `until` the client hangs up."""
         turns, tokens = body["turns"], body["tokens"]
         if self.path.endswith("/responses"):
             asked = {"input": turns, "max_output_tokens": tokens}
         else:
             asked = {"messages": turns, "max_tokens": tokens}
-        return await streams.ask(self.address, self.path, {**self.fields, **asked})
+        return await streams.ask(self.address, self.path, {**self.fields, **asked}, until=until)
 
 
 def ours(address: str, model: str) -> Side:
@@ -183,26 +186,32 @@ def load(side: Side, clients: int, plan: Plan, numbers: Iterator[int]) -> Figure
     }
 
 
-async def _with_arrivals(side: Side, running: list[Json], prompts: Iterator[Json]) -> tuple[list[Answer], list[Answer]]:
-    """Answers that run while long prompts arrive, one after the other, until the first of the answers has ended."""
-    answers = [asyncio.ensure_future(side.ask(body)) for body in running]
+async def _with_arrivals(side: Side, running: list[Json], prompts: list[Json]) -> tuple[list[Answer], list[Answer]]:
+    """Answers that run while long prompts arrive, one after the other; then their readers hang up."""
+    over = asyncio.Event()
+    answers = [asyncio.ensure_future(side.ask(body, over)) for body in running]
     arrived: list[Answer] = []
-    while not any(answer.done() for answer in answers):
+    for prompt in prompts:
         await asyncio.sleep(PAUSE)
-        arrived.append(await side.ask(next(prompts)))
+        if any(answer.done() for answer in answers):
+            break
+        arrived.append(await side.ask(prompt))
+    over.set()
     return list(await asyncio.gather(*answers)), arrived
 
 
-def arrivals(side: Side, running: int, words: int, tokens: int, numbers: Iterator[int]) -> Figures:
+def arrivals(side: Side, running: int, words: int, count: int, numbers: Iterator[int]) -> Figures:
     """Gaps of running answers from the sending of the first long prompt on, to the end of the last one."""
     rng = random.Random(f"arrivals {next(numbers)}")
-    bodies = [story(rng, tokens) for _ in range(running)]
-    prompts = iter(lambda: long_prompt(rng, words, 1), None)
+    bodies = [story(rng, LONGEST) for _ in range(running)]
+    prompts = [long_prompt(rng, words, 1) for _ in range(count)]
     answers, arrived = streams.run(partial(_with_arrivals, side, bodies, prompts))
+    if not arrived:
+        raise BenchError("the running answers ended before a prompt arrived")
     begin, end = arrived[0].sent, arrived[-1].done
     waits = [1e3 * gap for answer in answers for gap in streams.gaps(answer, begin, end)]
     worst, middle = percentile(waits, 99), median(waits)
-    return {"gap": middle, "worst": worst, "ratio": worst / middle, "arrived": len(arrived)}
+    return {"gap": middle, "worst": worst, "ratio": worst / middle}
 
 
 def both(
@@ -245,8 +254,7 @@ def against_llama(
         yield compare(f"{name}: gap between texts, p99", pairs, lambda each: each["worst"], "ms")
     yield Row("the load generator's share of one core, at most", f"{busy:.1%}", "", "", "< 25%", busy < 0.25)
     for running in (1, 8):
-        tokens = LONGEST // 4 if plan.quick else LONGEST
-        pairs = both(plan, arrivals, sides, running, words, tokens)
+        pairs = both(plan, arrivals, sides, running, words, 2 if plan.quick else ARRIVALS)
         name = f"{running} running, prompts of {PROMPT} arrive: gap"
         yield compare(f"{name}, median", pairs, lambda each: each["gap"], "ms")
         yield compare(f"{name}, p99", pairs, lambda each: each["worst"], "ms")

@@ -101,7 +101,7 @@ class _Exchange(asyncio.Protocol):
     """One request on a connection of its own. With `leave` the client hangs up after so many pieces of the answer."""
 
     def __init__(self, message: bytes, leave: int | None) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.pieces: list[tuple[float, bytes]] = []
         self.sent = 0.0
         self._message, self._leave = message, leave
@@ -124,19 +124,27 @@ class _Exchange(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def ask(address: str, path: str, body: Json, leave: int | None = None) -> Answer:
-    """Sends one request and waits for its whole answer. Raises `BenchError` when it takes longer than `TIMEOUT`."""
+async def ask(
+    address: str, path: str, body: Json, leave: int | None = None, until: asyncio.Event | None = None
+) -> Answer:
+    """Sends one request and waits for its whole answer, or until the client hangs up: after `leave` pieces, or with `until`.
+
+    Raises `BenchError` when it takes longer than `TIMEOUT`.
+    """
     host, port = address.rsplit(":", 1)
     message = request(address, path, body)
     loop = asyncio.get_running_loop()
     transport, exchange = await loop.create_connection(lambda: _Exchange(message, leave), host, int(port))
+    signal = asyncio.ensure_future(until.wait()) if until is not None else None
+    waits = {exchange.ended} if signal is None else {exchange.ended, signal}
     try:
-        async with asyncio.timeout(TIMEOUT):
-            await exchange.ended
-    except TimeoutError as error:
-        raise BenchError(f"{address} has not ended an answer after {TIMEOUT:g} s") from error
+        done, _ = await asyncio.wait(waits, timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
     finally:
         transport.abort()
+        if signal is not None:
+            signal.cancel()
+    if not done:
+        raise BenchError(f"{address} has not ended an answer after {TIMEOUT:g} s")
     return read(exchange.sent, exchange.pieces)
 
 
