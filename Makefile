@@ -12,7 +12,7 @@ export CARGO_TERM_COLOR ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-rust test-python lint format bench clean
+.PHONY: help setup run test test-rust test-python lint format bench bench-engine bench-threads eval soak clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,23 @@ bench: $(VENV)/.release $(VENV)/.dev ## Measure against peers and print ratios; 
 	$(BIN)/python benches/run.py $(BENCH)
 	$(BIN)/python -m pytest --quiet benches/test_engines.py
 
+bench-engine: $(VENV)/.release $(VENV)/.bench ## Measure the engine against llama.cpp (built the first time) and onnxruntime-genai; ENGINE='--quick' for a look
+	$(BIN)/emberd models pull smollm2-135m
+	$(BIN)/python benches/engine.py $(ENGINE)
+
+bench-threads: $(VENV)/.release $(VENV)/.dev ## Measure threads, spinning, load and memory of the engine
+	$(BIN)/emberd models pull smollm2-135m
+	$(BIN)/python benches/threads.py
+	$(BIN)/python benches/memory.py
+
+eval: $(VENV)/.release $(VENV)/.dev ## Print how far imported models are from 32-bit floats; EVAL='FOLDER' adds one
+	$(BIN)/emberd models pull smollm2-135m
+	$(BIN)/python benches/eval.py $(EVAL)
+
+soak: $(VENV)/.release $(VENV)/.dev ## Ten minutes of clients that come, go and hang up; SOAK='--minutes 2' for fewer
+	$(BIN)/emberd models pull smollm2-135m
+	$(BIN)/python benches/soak.py $(SOAK)
+
 clean: ## Remove everything that was built or fetched here
 	rm -rf $(VENV) .tools target .cache .pytest_cache .mypy_cache .ruff_cache .benchmarks py/emberd/*.so
 
@@ -61,6 +78,10 @@ $(VENV)/.runtime: requirements/runtime.txt
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --requirement requirements/dev.txt
+	touch $@
+
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --requirement requirements/bench.txt
 	touch $@
 
 # What the extension is built from. One environment holds one build: the newer of the two stamps is the one that is installed.

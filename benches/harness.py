@@ -106,6 +106,11 @@ class Server:
             raise BenchError(f"cannot run {command[0]}: {error}") from error
         threading.Thread(target=self._drain, daemon=True).start()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
     def _drain(self) -> None:
         """Reads stdout to its end, so that the child never waits for room in the pipe."""
         assert self._child.stdout is not None
@@ -174,15 +179,20 @@ def on_core(core: int, command: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def http_server(command: Sequence[str]) -> Iterator[str]:
-    """Starts an HTTP server on a free port and gives its address, `host:port`, once it can serve.
+    """Starts an HTTP server on a free port and gives its address, `host:port`, once it can serve."""
+    with serving(command) as server:
+        yield ready(server)
+
+
+def ready(server: Server) -> str:
+    """The address of an HTTP server, `host:port`, once it can serve.
 
     The address is read from its first line that holds one, as a URL or as `{"address": …}`; a server that is loading
     answers `/health` with another status than 200.
     """
-    with serving(command) as server:
-        address = server.await_line(r'(?:http://|"address":\s*")([^\s/"]+:\d+)')
-        server.await_true(lambda: healthy(address))
-        yield address
+    address = server.await_line(r'(?:http://|"address":\s*")([^\s/"]+:\d+)')
+    server.await_true(lambda: healthy(address))
+    return address
 
 
 def healthy(address: str) -> bool:
