@@ -8,13 +8,13 @@ The graph is `model.onnx`, or one of those that hub repositories keep in `onnx/`
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
+from emberd import configs
 from emberd.engine import EngineError, at_least_one, eos_ids
 from emberd.kv import Layer
 
@@ -90,18 +90,8 @@ def find_graph(folder: Path, dtype: str | None = None) -> Path:
 
 
 def read_config(path: Path, required: bool = False) -> dict[str, Any]:
-    """A JSON object from a file; an empty one where the file may be missing and is."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        if required:
-            raise EngineError(f"{path.parent} holds no {path.name}", _IMPORT) from None
-        return {}
-    except ValueError as error:
-        raise EngineError(f"{path} is not JSON: {error}", _IMPORT) from error
-    if not isinstance(value, dict):
-        raise EngineError(f"{path} holds no JSON object", _IMPORT)
-    return value
+    """A JSON object from a file of the folder, as `configs` reads it."""
+    return configs.read_config(path, _IMPORT, required)
 
 
 def physical_cores() -> int:
