@@ -99,10 +99,12 @@ class Batch:
 
     def logits(self, place: int) -> NDArray[np.float32]:
         """The logits `[vocab]` of a sequence after a step, until one leaves."""
-        if self._rows is None:
+        rows = self._rows
+        if rows is None:
             assert self._logits is not None
-            self._rows = np.array(self._logits.astype(mx.float32))
-        return self._rows[place]
+            rows = self._rows = np.array(self._logits.astype(mx.float32))
+        row: NDArray[np.float32] = rows[place]
+        return row
 
     def copy(self, place: int) -> Caches:
         """Caches of its own that hold what those of the batch hold of a sequence."""

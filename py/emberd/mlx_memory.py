@@ -39,8 +39,9 @@ class Device(Protocol):
         """Bytes of the arrays there are."""
 
 
-def limit(device: Device = mx) -> Callable[[], None]:
+def limit(device: Device | None = None) -> Callable[[], None]:
     """Sets the limits where the device recommends a size; returns what sets those from before again."""
+    device = device or mx
     recommended = device.device_info().get(_RECOMMENDED)
     if not recommended:
         return lambda: None
@@ -54,8 +55,9 @@ def limit(device: Device = mx) -> Callable[[], None]:
     return restore
 
 
-def kv_budget(device: Device = mx) -> int:
+def kv_budget(device: Device | None = None) -> int:
     """Half of the memory that is free, in bytes: what the keys and values of running requests may take by default."""
+    device = device or mx
     recommended = device.device_info().get(_RECOMMENDED)
     if recommended:
         return max(int(recommended) - device.get_active_memory(), 0) // 2

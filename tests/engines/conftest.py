@@ -16,6 +16,8 @@ if importlib.util.find_spec("emberd._core") is None:
 
 from cases import CASES, Case
 
+collect_ignore_glob = [] if importlib.util.find_spec("mlx") else ["test_mlx*.py"]
+
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

@@ -70,9 +70,9 @@ LFM2: dict[str, Any] = {
 }
 
 
-def llama_weights(seed: int) -> dict[str, mx.array]:
+def llama_weights(seed: int, steps: int = 0) -> dict[str, mx.array]:
     """The tensors of `tiny`, by mlx-lm's names and in its layout `[out, in]`."""
-    tensors = tiny.weights(seed)
+    tensors = tiny.weights(seed, steps)
     wide = 2 * tiny.HIDDEN
     named = {
         "model.embed_tokens.weight": tensors["embed"],
@@ -110,10 +110,32 @@ def other_weights(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
     return weights
 
 
-def build(folder: Path, config: dict[str, Any] = LLAMA, seed: int = 0, eos: int | list[int] = tiny.EOS) -> Path:
+def _quantized(weights: dict[str, mx.array], quantization: dict[str, Any]) -> dict[str, mx.array]:
+    """Every matrix of the decoder's layers as codes, scales and biases."""
+    packed: dict[str, mx.array] = {}
+    for name, value in weights.items():
+        if value.ndim != 2 or not name.startswith("model.layers"):
+            packed[name] = value
+            continue
+        stem = name.removesuffix(".weight")
+        parts = mx.quantize(value, **quantization)
+        packed |= dict(zip((f"{stem}.weight", f"{stem}.scales", f"{stem}.biases"), parts, strict=False))
+    return packed
+
+
+def build(
+    folder: Path,
+    config: dict[str, Any] = LLAMA,
+    seed: int = 0,
+    eos: int | list[int] = tiny.EOS,
+    steps: int = 0,
+    quantization: dict[str, Any] | None = None,
+) -> Path:
     """Writes the model folder: `model.safetensors`, `config.json`, `generation_config.json`. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = llama_weights(seed) if config["model_type"] == "llama" else other_weights(config, seed)
+    weights = llama_weights(seed, steps) if config["model_type"] == "llama" else other_weights(config, seed)
+    if quantization is not None:
+        weights, config = _quantized(weights, quantization), config | {"quantization": quantization}
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": tiny.EOS}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
