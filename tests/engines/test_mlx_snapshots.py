@@ -272,8 +272,7 @@ def test_an_answer_that_is_cut_short_can_be_continued(mlx_case: Case) -> None:
     assert all(again.answers[each.id] == cold(mlx_case, each.prompt, 120) for each in others)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("texts", [1, 3, 40])
+@pytest.mark.parametrize(("texts", "ahead"), [(1, True), (3, False), (40, True)])
 def test_conversations_under_a_small_budget_get_their_cold_answers(mlx_case: Case, texts: int, ahead: bool) -> None:
     rng = random.Random(texts)
     port = FakePort()

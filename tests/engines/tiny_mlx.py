@@ -97,7 +97,7 @@ def llama_weights(seed: int, steps: int = 0) -> dict[str, mx.array]:
 
 
 def other_weights(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
-    """Random weights for a model of any kind, scaled so that greedy answers wander; biases and gains are as the class has them."""
+    """Random weights for a model of any kind, scaled so that greedy answers wander; gains are as the class has them."""
     model_class, arguments = classes(config)
     model: nn.Module = model_class(arguments.from_dict(config))
     rng = np.random.Generator(np.random.PCG64(seed))
@@ -106,6 +106,8 @@ def other_weights(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
         if name.endswith("weight") and value.ndim > 1:
             gain = 1.0 if "embed" in name else 2.0 / np.sqrt(np.prod(value.shape[1:]))
             value = mx.array((rng.standard_normal(value.shape) * gain).astype(np.float32))
+        elif name.endswith("bias"):
+            value = mx.array((rng.standard_normal(value.shape) * 0.1).astype(np.float32))
         weights[name] = value
     return weights
 
