@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
+from emberd import mlx_gguf
 from emberd.configs import read_config
 from emberd.engine import EngineError, at_least_one, eos_ids
 from emberd.mlx_caches import leaves
@@ -52,14 +53,21 @@ class Model:
             raise EngineError(
                 f"there is no model folder {folder}", "give the path of a folder that mlx_lm.convert made"
             )
-        config = read_config(path / "config.json", _CONVERT, required=True)
+        file = mlx_gguf.find(path)
+        config = read_config(path / "config.json", _CONVERT, required=file is None)
+        weights: dict[str, mx.array] | None = None
+        if file is not None:
+            told, weights = mlx_gguf.read(file)
+            config |= told
         self.eos_ids = eos_ids(read_config(path / "generation_config.json", _CONVERT), config, _text(config))
         self.context_length = _context(path, config, settings)
         self.max_batch = at_least_one("max_batch", settings.max_batch, DEFAULT_MAX_BATCH)
-        self._network = _build(path, config)
+        self._network = _assemble(path, config, _weights(path) if weights is None else weights)
         if mx.default_device().type == mx.DeviceType.cpu:
             # Products in 16 bits are done in software there, and take 60 to 125 times as long.
             self._network.set_dtype(mx.float32)
+        elif file is not None:
+            self._network.set_dtype(mx.float16)  # of its scales; the norms beside them would widen all else
         mx.eval(self._network.parameters())
         self.vocab_size = self._probe(path)
         if not all(hasattr(each, "merge") for each in leaves(self.new_caches())):
@@ -138,16 +146,10 @@ def _renamed() -> dict[str, dict[Any, str]]:
     return tables
 
 
-def _build(path: Path, config: dict[str, Any]) -> nn.Module:
+def _assemble(path: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> nn.Module:
     """The model with its weights, those that are quantized as they are; not computed yet."""
-    weights = _weights(path)
     if config.get("model_file"):
         raise EngineError(f"{path} brings its own code ({config['model_file']}), which is not run", _CONVERT)
-    return assemble(path, config, weights)
-
-
-def assemble(path: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> nn.Module:
-    """A model of this config and these weights; `path` is where they are from. Raises `EngineError` where they do not fit."""
     model_class, arguments = classes(config)
     quantization = _quantization(path, config)
     try:
