@@ -59,8 +59,9 @@ $(VENV)/.runtime: requirements/runtime.txt
 	$(BIN)/python -m pip install --quiet --requirement requirements/runtime.txt
 	touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
+$(VENV)/.dev: requirements/dev.txt requirements/mlx.txt $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --requirement requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/mlx.txt
 	touch $@
 
 # What the extension is built from. One environment holds one build: the newer of the two stamps is the one that is installed.

@@ -3,6 +3,7 @@
 //! The folder is the caller's: it exists, it is empty, and the caller renames it into place once this has returned.
 //! Weights are streamed, so memory stays far below the model's size. A failed import leaves its files for the caller to remove.
 
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +23,8 @@ use super::tokenizer::tokenizer_json;
 pub const IMPORTER_VERSION: u32 = 1;
 /// Name of the manifest, the last file to be written.
 pub const MANIFEST: &str = "emberd.json";
+/// Name of the imported file itself, in a folder of [`Form::File`].
+const FILE: &str = "model.gguf";
 /// Template variables and files are small; the progress is told in steps of this many bytes while hashing.
 const HASH_STEP: usize = 8 << 20;
 
@@ -36,6 +39,8 @@ pub enum Form {
     Fast,
     /// Everything dequantized to 32-bit floats: the reference.
     Fp32,
+    /// The file itself, beside its tokenizer: for an engine that reads it (MLX).
+    File,
 }
 
 /// Why an import failed.
@@ -119,6 +124,7 @@ pub struct Imported {
 /// See [`ImportError`]. The folder then holds an unfinished import, recognisable by its missing manifest.
 pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMut(u64, u64)) -> Result<Imported, ImportError> {
     let source = gguf.file_name().map(PathBuf::from).unwrap_or_default().display().to_string();
+    let path = gguf;
     let gguf = Gguf::open(gguf)?;
     let llama = Llama::read(&gguf)?;
     let ids = SpecialIds::read(&gguf, llama.vocab);
@@ -138,16 +144,23 @@ pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMu
         progress(done.min(total), total);
     };
 
-    let graph = Graph::new("decoder", Output::create(into, "model.onnx.data")?, "model.onnx.data");
-    let graph = Builder::new(&gguf, graph, form, &mut advance).build(&llama)?;
-    let mut files: Vec<FileEntry> = graph.finish(Output::create(into, "model.onnx")?)?.into();
+    let mut files = Vec::new();
+    if form == Form::File {
+        // A second name for it where that is possible; what is fetched loses its first one after the import.
+        let copy = into.join(FILE);
+        fs::hard_link(path, &copy).or_else(|_| fs::copy(path, &copy).and_then(|_| File::open(&copy)?.sync_all()))?;
+    } else {
+        let graph = Graph::new("decoder", Output::create(into, "model.onnx.data")?, "model.onnx.data");
+        let graph = Builder::new(&gguf, graph, form, &mut advance).build(&llama)?;
+        files.extend(graph.finish(Output::create(into, "model.onnx")?)?);
+        files.push(write_json(into, "genai_config.json", &genai_config(&llama, &ids))?);
+    }
     files.push(write(into, "tokenizer.json", tokenizer.as_bytes())?);
     let template = gguf.text("tokenizer.chat_template");
     let documents = [
         ("config.json", config(&llama, &ids)),
         ("generation_config.json", generation_config(&ids)),
         ("tokenizer_config.json", tokenizer_config(&llama, &ids, vocabulary, template)),
-        ("genai_config.json", genai_config(&llama, &ids)),
     ];
     for (name, document) in documents {
         files.push(write_json(into, name, &document)?);
@@ -158,12 +171,16 @@ pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMu
         hash.update(part);
         advance(part.len() as u64);
     }
+    let source = FileEntry { name: source, bytes: gguf.file_bytes().len() as u64, sha256: hex(&hash.finalize()) };
+    if form == Form::File {
+        files.push(FileEntry { name: FILE.to_owned(), ..source.clone() });
+    }
     let imported = Imported {
         importer: IMPORTER_VERSION,
         form,
         architecture: "llama".to_owned(),
         name: gguf.text("general.name").map(str::to_owned),
-        source: FileEntry { name: source, bytes: gguf.file_bytes().len() as u64, sha256: hex(&hash.finalize()) },
+        source,
         files,
     };
     write_json(into, MANIFEST, &json!(imported))?;

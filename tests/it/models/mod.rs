@@ -2,4 +2,4 @@
 
 mod gguf;
 mod import;
-mod writer;
+pub mod writer;
