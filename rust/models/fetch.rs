@@ -170,7 +170,7 @@ impl Shelf {
                 sink(Progress::Advance { model: model.to_owned(), file: file.clone(), stage: Stage::Import, done, total });
             }
         };
-        let form = if self.form == table::Form::Mlx { Form::File } else { Form::Exact };
+        let form = if self.form == table::Form::Mlx { Form::Mlx } else { Form::Exact };
         import_gguf(&gguf, &into, form, &mut report).map_err(|error| import_failed(&gguf, &error))?;
         self.go_on()?;
         sink(Progress::Done { model: model.to_owned(), file });

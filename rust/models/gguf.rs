@@ -7,7 +7,9 @@
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
 
 pub mod blocks;
+mod kind;
 mod parse;
+mod superblocks;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,6 +17,8 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use thiserror::Error;
+
+pub use kind::{Coding, Kind};
 
 /// What was wrong with a GGUF file.
 #[derive(Debug, Error)]
@@ -86,74 +90,6 @@ pub enum Value {
     Texts(Vec<String>),
 }
 
-/// How a tensor's elements are stored. Types that the importer does not read keep their number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// 32-bit floats.
-    F32,
-    /// 16-bit IEEE floats.
-    F16,
-    /// 16-bit brain floats.
-    Bf16,
-    /// Blocks of 32: an f16 scale and 32 four-bit codes, `w = d * (q - 8)`.
-    Q4_0,
-    /// Blocks of 32: an f16 scale, an f16 minimum and 32 four-bit codes, `w = d * q + m`.
-    Q4_1,
-    /// Blocks of 32: an f16 scale and 32 signed bytes, `w = d * q`.
-    Q8_0,
-    /// A type that is known by number only.
-    Other(u32),
-}
-
-/// Names of ggml's tensor types by number; gaps are numbers that were retired.
-const KIND_NAMES: [&str; 31] = [
-    "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K",
-    "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64", "IQ1_M", "BF16",
-];
-
-impl Kind {
-    fn from_number(number: u32) -> Self {
-        match number {
-            0 => Self::F32,
-            1 => Self::F16,
-            2 => Self::Q4_0,
-            3 => Self::Q4_1,
-            8 => Self::Q8_0,
-            30 => Self::Bf16,
-            other => Self::Other(other),
-        }
-    }
-
-    /// The type's name as ggml spells it, for messages.
-    pub fn name(self) -> String {
-        let number = match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q4_1 => 3,
-            Self::Q8_0 => 8,
-            Self::Bf16 => 30,
-            Self::Other(number) => number,
-        };
-        match KIND_NAMES.get(number as usize) {
-            Some(name) => (*name).to_owned(),
-            None => format!("type {number}"),
-        }
-    }
-
-    /// Elements in a block and the block's size in bytes; `None` for a type that is not read.
-    pub fn block(self) -> Option<(u64, u64)> {
-        match self {
-            Self::F32 => Some((1, 4)),
-            Self::F16 | Self::Bf16 => Some((1, 2)),
-            Self::Q4_0 => Some((32, 18)),
-            Self::Q4_1 => Some((32, 20)),
-            Self::Q8_0 => Some((32, 34)),
-            Self::Other(_) => None,
-        }
-    }
-}
-
 /// One tensor of the table.
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
@@ -208,6 +144,20 @@ impl Gguf {
     /// The whole file's bytes.
     pub fn file_bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// Says that a part of [`Gguf::file_bytes`] is not needed for now, so that its pages do not count as this process's memory.
+    /// Reading it again is right, and reads the disk or its cache.
+    pub fn release(&self, part: &[u8]) {
+        let offset = (part.as_ptr() as usize).wrapping_sub(self.map.as_ptr() as usize);
+        if offset.checked_add(part.len()).is_none_or(|end| end > self.map.len()) {
+            return;
+        }
+        // SAFETY: the map is of a file, shared and never written, so pages that are dropped come back with the same content.
+        #[cfg(unix)]
+        #[allow(unsafe_code)]
+        // Advice: where the system does not take it, memory is all that is lost.
+        let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, part.len()) };
     }
 
     /// A metadata value.

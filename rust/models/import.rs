@@ -3,7 +3,6 @@
 //! The folder is the caller's: it exists, it is empty, and the caller renames it into place once this has returned.
 //! Weights are streamed, so memory stays far below the model's size. A failed import leaves its files for the caller to remove.
 
-use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -13,18 +12,17 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::gguf::{Gguf, GgufError};
-use super::llama::{Llama, SpecialIds};
+use super::llama::{Family, Llama, SpecialIds};
+use super::mlx;
 use super::onnx::decoder::Builder;
 use super::onnx::graph::Graph;
 use super::output::{FileEntry, Output, hex, sync_folder};
 use super::tokenizer::tokenizer_json;
 
 /// Raised whenever an import of the same file gives another result, so that older folders can be told apart.
-pub const IMPORTER_VERSION: u32 = 1;
+pub const IMPORTER_VERSION: u32 = 2;
 /// Name of the manifest, the last file to be written.
 pub const MANIFEST: &str = "emberd.json";
-/// Name of the imported file itself, in a folder of [`Form::File`].
-const FILE: &str = "model.gguf";
 /// Template variables and files are small; the progress is told in steps of this many bytes while hashing.
 const HASH_STEP: usize = 8 << 20;
 
@@ -39,8 +37,8 @@ pub enum Form {
     Fast,
     /// Everything dequantized to 32-bit floats: the reference.
     Fp32,
-    /// The file itself, beside its tokenizer: for an engine that reads it (MLX).
-    File,
+    /// For MLX: the file itself, or 16-bit floats where it has blocks that MLX does not read.
+    Mlx,
 }
 
 /// Why an import failed.
@@ -54,23 +52,31 @@ pub enum ImportError {
     Write(#[from] std::io::Error),
     /// A model of another family.
     #[error(
-        "the architecture {name} cannot be imported\nhint: llama can; convert this model to onnx with its own tools and give that folder"
+        "the architecture {name} cannot be imported\nhint: llama (with mistral and smollm2), qwen2 and qwen3 can; convert this model to onnx with its own tools and give that folder"
     )]
     Architecture {
         /// `general.architecture`.
         name: String,
     },
     /// A way of storing weights that the importer does not read.
-    #[error("tensor {tensor} is stored as {kind}, which cannot be imported\nhint: take a file of type F32, F16, BF16, Q8_0, Q4_0 or Q4_1")]
+    #[error(
+        "tensor {tensor} is stored as {kind}, which cannot be imported\nhint: take a file of floats (F32, F16, BF16), of Q8_0, Q5_1, Q5_0, Q4_1 or Q4_0, of K-quants, or of IQ4"
+    )]
     TensorType {
         /// The tensor.
         tensor: String,
         /// Its type, as ggml spells it.
         kind: String,
     },
-    /// Something that a llama model may have and the importer does not make.
+    /// Something that a model of the family may have and the importer does not make.
     #[error("the model has {what}, which cannot be imported\nhint: convert it to onnx with its own tools and give that folder")]
     Unsupported {
+        /// What it is.
+        what: String,
+    },
+    /// Something that MLX is not told of in the configuration of an imported model.
+    #[error("the model has {what}, which is not imported for mlx\nhint: use --engine onnx, or give an mlx-lm folder of this model")]
+    UnsupportedForMlx {
         /// What it is.
         what: String,
     },
@@ -145,11 +151,7 @@ pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMu
     };
 
     let mut files = Vec::new();
-    if form == Form::File {
-        // A second name for it where that is possible; what is fetched loses its first one after the import.
-        let copy = into.join(FILE);
-        fs::hard_link(path, &copy).or_else(|_| fs::copy(path, &copy).and_then(|_| File::open(&copy)?.sync_all()))?;
-    } else {
+    if form != Form::Mlx {
         let graph = Graph::new("decoder", Output::create(into, "model.onnx.data")?, "model.onnx.data");
         let graph = Builder::new(&gguf, graph, form, &mut advance).build(&llama)?;
         files.extend(graph.finish(Output::create(into, "model.onnx")?)?);
@@ -169,16 +171,17 @@ pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMu
     let mut hash = Sha256::new();
     for part in gguf.file_bytes().chunks(HASH_STEP) {
         hash.update(part);
+        gguf.release(part);
         advance(part.len() as u64);
     }
     let source = FileEntry { name: source, bytes: gguf.file_bytes().len() as u64, sha256: hex(&hash.finalize()) };
-    if form == Form::File {
-        files.push(FileEntry { name: FILE.to_owned(), ..source.clone() });
+    if form == Form::Mlx {
+        files.push(mlx::write(&gguf, path, &llama, into, &source, &mut advance)?);
     }
     let imported = Imported {
         importer: IMPORTER_VERSION,
         form,
-        architecture: "llama".to_owned(),
+        architecture: llama.family.name().to_owned(),
         name: gguf.text("general.name").map(str::to_owned),
         source,
         files,
@@ -201,9 +204,15 @@ fn write_json(into: &Path, name: &str, document: &Json) -> std::io::Result<FileE
 
 /// `config.json`, as transformers writes it for this family.
 fn config(llama: &Llama, ids: &SpecialIds) -> Json {
-    json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    let (class, model) = match (llama.family, llama.window) {
+        (Family::Llama, None) => ("LlamaForCausalLM", "llama"),
+        (Family::Llama, Some(_)) => ("MistralForCausalLM", "mistral"),
+        (Family::Qwen2, _) => ("Qwen2ForCausalLM", "qwen2"),
+        (Family::Qwen3, _) => ("Qwen3ForCausalLM", "qwen3"),
+    };
+    let mut document = json!({
+        "architectures": [class],
+        "model_type": model,
         "hidden_size": llama.width,
         "intermediate_size": llama.feed_forward,
         "num_hidden_layers": llama.layers,
@@ -219,7 +228,11 @@ fn config(llama: &Llama, ids: &SpecialIds) -> Json {
         "bos_token_id": ids.bos,
         "eos_token_id": ids.eos,
         "pad_token_id": ids.padding,
-    })
+    });
+    if let (Some(window), Some(fields)) = (llama.window, document.as_object_mut()) {
+        fields.insert("sliding_window".to_owned(), window.into());
+    }
+    document
 }
 
 fn generation_config(ids: &SpecialIds) -> Json {
@@ -244,7 +257,7 @@ fn tokenizer_config(llama: &Llama, ids: &SpecialIds, vocabulary: &[String], temp
 fn genai_config(llama: &Llama, ids: &SpecialIds) -> Json {
     json!({
         "model": {
-            "type": "llama",
+            "type": llama.family.name(),
             "vocab_size": llama.vocab,
             "context_length": llama.context,
             "bos_token_id": ids.bos,

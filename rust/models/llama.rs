@@ -1,4 +1,6 @@
-//! What a GGUF file of the `llama` architecture says about its shape, checked against the tensors that it holds.
+//! What a GGUF file of the Llama family says about its shape, checked against the tensors that it holds.
+//!
+//! The family: Llama, Mistral and SmolLM2 (architecture `llama`), Qwen 2 and 2.5 (`qwen2`), Qwen 3 (`qwen3`), dense models only.
 //!
 //! Source of the keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#llm>.
 
@@ -6,9 +8,36 @@ use super::gguf::blocks::dequantize;
 use super::gguf::{Gguf, GgufError, Kind, TensorInfo, Value};
 use super::import::ImportError;
 
-/// The shape of a llama decoder.
+/// What a model of the family has besides what all have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Nothing. Files hold the rows of queries and keys in the order that a rotation of neighbouring elements wants.
+    Llama,
+    /// Biases of queries, keys and values.
+    Qwen2,
+    /// An RMS norm in each head of queries and keys.
+    Qwen3,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
+
+    /// The name of the architecture, in files and for transformers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// The shape of a decoder of the family.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Llama {
+    /// Which member of the family it is.
+    pub family: Family,
     /// Number of layers.
     pub layers: usize,
     /// Query heads.
@@ -31,12 +60,26 @@ pub struct Llama {
     pub rope_theta: f64,
     /// Rotary frequency of each pair of elements, radians a position; `head_dim / 2` of them.
     pub frequencies: Vec<f64>,
+    /// Positions that a token attends to, itself included; `None` for all before it.
+    pub window: Option<usize>,
     /// Whether the output head is the embedding.
     pub tied: bool,
 }
 
 /// Tensors of each layer, with their shape `[rows, columns]` in units that [`Llama::shape`] knows.
 const LAYER_TENSORS: [&str; 9] = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"];
+
+/// Factors that relatives of the family have, with the value that changes nothing; 0 stands for none as well.
+const OTHER_FACTORS: [(&str, f64); 8] = [
+    ("attention.scale", 0.0),
+    ("attention.clamp_kqv", 0.0),
+    ("attn_logit_softcapping", 0.0),
+    ("final_logit_softcapping", 0.0),
+    ("embedding_scale", 1.0),
+    ("residual_scale", 1.0),
+    ("logit_scale", 1.0),
+    ("rope.scaling.attn_factor", 1.0),
+];
 
 impl Llama {
     /// Reads and checks the shape.
@@ -46,17 +89,18 @@ impl Llama {
     /// another shape than the metadata says.
     pub fn read(gguf: &Gguf) -> Result<Self, ImportError> {
         let architecture = gguf.text("general.architecture").ok_or_else(|| missing("general.architecture", "a string"))?;
-        if architecture != "llama" {
+        let Some(family) = Family::ALL.into_iter().find(|family| family.name() == architecture) else {
             return Err(ImportError::Architecture { name: architecture.to_owned() });
-        }
+        };
+        let named = |key: &str| format!("{architecture}.{key}");
         let size = |key: &str| {
-            let key = format!("llama.{key}");
+            let key = named(key);
             match gguf.integer(&key) {
                 Some(value @ 1..=0x7fff_ffff) => Ok(value as usize),
                 _ => Err(missing(&key, "a positive integer")),
             }
         };
-        let optional = |key: &str, default| match gguf.value(&format!("llama.{key}")) {
+        let optional = |key: &str, default| match gguf.value(&named(key)) {
             None => Ok(default),
             Some(_) => size(key),
         };
@@ -70,12 +114,30 @@ impl Llama {
         if heads % kv_heads != 0 || head_dim % 2 != 0 {
             return Err(unsupported(&format!("{heads} heads of {head_dim} over {kv_heads} key heads")));
         }
-        if gguf.integer("llama.expert_count").unwrap_or(0) > 0 {
+        if gguf.integer(&named("expert_count")).unwrap_or(0) > 0 {
             return Err(unsupported("a mixture of experts"));
         }
-        let epsilon = gguf.float("llama.attention.layer_norm_rms_epsilon");
-        let rope_theta = gguf.float("llama.rope.freq_base").unwrap_or(10_000.0);
+        for (key, none) in OTHER_FACTORS {
+            if let Some(factor) = gguf.float(&named(key)).filter(|factor| *factor != 0.0 && *factor != none) {
+                return Err(unsupported(&format!("{} of {factor}", named(key))));
+            }
+        }
+        let context = size("context_length")?;
+        let window = match gguf.integer(&named("attention.sliding_window")) {
+            Some(0) => None,
+            _ => Some(optional("attention.sliding_window", context)?),
+        };
+        // A window that no context fills is none.
+        let window = window.filter(|window| *window < context);
+        if window.is_some() && family != Family::Llama {
+            // Only some of the layers have it, and files do not say which.
+            return Err(unsupported("a sliding window"));
+        }
+        let epsilon_key = named("attention.layer_norm_rms_epsilon");
+        let epsilon = gguf.float(&epsilon_key).filter(|epsilon| epsilon.is_finite() && *epsilon > 0.0);
+        let rope_theta = gguf.float(&named("rope.freq_base")).unwrap_or(10_000.0);
         let llama = Self {
+            family,
             layers: size("block_count")?,
             heads,
             kv_heads,
@@ -83,10 +145,11 @@ impl Llama {
             width,
             feed_forward: size("feed_forward_length")?,
             vocab: gguf.tensor("token_embd.weight")?.rows,
-            context: size("context_length")?,
-            epsilon: epsilon.ok_or_else(|| missing("llama.attention.layer_norm_rms_epsilon", "a float"))? as f32,
+            context,
+            epsilon: epsilon.ok_or_else(|| missing(&epsilon_key, "a positive float"))? as f32,
             rope_theta,
-            frequencies: frequencies(gguf, head_dim, rope_theta)?,
+            frequencies: frequencies(gguf, architecture, head_dim, rope_theta)?,
+            window,
             tied: !gguf.tensors().contains_key("output.weight"),
         };
         llama.check_tensors(gguf)?;
@@ -98,6 +161,21 @@ impl Llama {
         format!("blk.{layer}.{part}.weight")
     }
 
+    /// Name of the bias that belongs to a layer's tensor.
+    pub fn layer_bias(layer: usize, part: &str) -> String {
+        format!("blk.{layer}.{part}.bias")
+    }
+
+    /// Vectors that each layer of the family has besides, with their ending and number of elements.
+    fn layer_vectors(&self) -> Vec<(&'static str, usize)> {
+        let (queries, keys) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        match self.family {
+            Family::Llama => Vec::new(),
+            Family::Qwen2 => vec![("attn_q.bias", queries), ("attn_k.bias", keys), ("attn_v.bias", keys)],
+            Family::Qwen3 => vec![("attn_q_norm.weight", self.head_dim), ("attn_k_norm.weight", self.head_dim)],
+        }
+    }
+
     /// Rows and columns that a tensor must have; `None` for one that the architecture does not have.
     fn shape(&self, name: &str) -> Option<(usize, usize)> {
         let (queries, keys) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
@@ -107,11 +185,14 @@ impl Llama {
             "rope_freqs.weight" => return Some((1, self.head_dim / 2)),
             _ => {}
         }
-        let (layer, part) = name.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
+        let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
         if layer.parse::<usize>().ok()? >= self.layers {
             return None;
         }
-        match part {
+        if let Some((_, size)) = self.layer_vectors().into_iter().find(|(vector, _)| *vector == part) {
+            return Some((1, size));
+        }
+        match part.strip_suffix(".weight")? {
             "attn_norm" | "ffn_norm" => Some((1, self.width)),
             "attn_q" => Some((queries, self.width)),
             "attn_k" | "attn_v" => Some((keys, self.width)),
@@ -146,16 +227,22 @@ impl Llama {
             for part in LAYER_TENSORS {
                 gguf.tensor(&Self::layer_tensor(layer, part))?;
             }
+            for (vector, _) in self.layer_vectors() {
+                gguf.tensor(&format!("blk.{layer}.{vector}"))?;
+            }
         }
         Ok(())
     }
 }
 
 /// Rotary frequencies, with the factors (Llama 3.1's long context) or the linear scaling that the file may carry.
-fn frequencies(gguf: &Gguf, head_dim: usize, theta: f64) -> Result<Vec<f64>, ImportError> {
-    let linear = match gguf.text("llama.rope.scaling.type") {
-        None | Some("none") => 1.0,
-        Some("linear") => gguf.float("llama.rope.scaling.factor").unwrap_or(1.0),
+fn frequencies(gguf: &Gguf, architecture: &str, head_dim: usize, theta: f64) -> Result<Vec<f64>, ImportError> {
+    let named = |key: &str| format!("{architecture}.rope.{key}");
+    let linear = match gguf.text(&named("scaling.type")) {
+        // The key of old files, which knew the linear one only.
+        None => gguf.float(&named("scale_linear")).unwrap_or(1.0),
+        Some("none") => 1.0,
+        Some("linear") => gguf.float(&named("scaling.factor")).unwrap_or(1.0),
         Some(other) => return Err(unsupported(&format!("rotary scaling of type {other}"))),
     };
     let mut factors = Vec::new();
@@ -171,7 +258,7 @@ fn frequencies(gguf: &Gguf, head_dim: usize, theta: f64) -> Result<Vec<f64>, Imp
         .collect();
     match all.iter().all(|frequency| frequency.is_finite()) {
         true => Ok(all),
-        false => Err(missing("llama.rope.freq_base", "a positive float")),
+        false => Err(missing(&named("freq_base"), "a positive float")),
     }
 }
 

@@ -14,6 +14,7 @@ pub mod hub;
 pub mod import;
 pub mod llama;
 mod logprobs;
+mod mlx;
 pub mod onnx;
 pub mod output;
 pub mod pip;

@@ -1,7 +1,9 @@
 //! Makes a `tokenizer.json` from the vocabulary and merges that a GGUF file carries.
 //!
-//! Byte-level BPE only, with the ways of cutting text before merging that are listed in `pre_tokenizer`. How each
-//! one cuts follows the tokenizers published with the models; the names are llama.cpp's (`tokenizer.ggml.pre`).
+//! Byte-level BPE, with the ways of cutting text before merging that are listed in `pre_tokenizer`: how each one cuts follows
+//! the tokenizers published with the models; the names are llama.cpp's (`tokenizer.ggml.pre`). SentencePiece's is in `pieces`.
+
+mod pieces;
 
 use serde_json::{Map, Value as Json, json};
 
@@ -12,6 +14,11 @@ use super::llama::SpecialIds;
 /// Token types of `tokenizer.ggml.token_type` that become tokens of their own, whatever the text around them.
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
+
+/// Names of Llama 3's way of cutting.
+const LLAMA3: [&str; 3] = ["llama-bpe", "llama3", "llama-v3"];
+/// Names of that of Qwen 2, 2.5 and 3.
+const QWEN2: [&str; 1] = ["qwen2"];
 
 /// Cuts words with their leading space, numbers of one to three digits, punctuation and line ends apart (Llama 3).
 const LLAMA3_WORDS: &str =
@@ -25,11 +32,10 @@ const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}
 /// Another tokenizer model or pre-tokenizer, a vocabulary that is missing or contradicts itself.
 pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportError> {
     let model = gguf.text("tokenizer.ggml.model").ok_or_else(|| key("tokenizer.ggml.model", "a string"))?;
-    if model != "gpt2" {
+    if !["gpt2", "llama"].contains(&model) {
         return Err(ImportError::Unsupported { what: format!("a tokenizer of model {model}") });
     }
     let tokens = gguf.texts("tokenizer.ggml.tokens").ok_or_else(|| key("tokenizer.ggml.tokens", "an array of strings"))?;
-    let merges = gguf.texts("tokenizer.ggml.merges").ok_or_else(|| key("tokenizer.ggml.merges", "an array of strings"))?;
     let types = gguf.integers("tokenizer.ggml.token_type").unwrap_or_default();
     let pre = gguf.text("tokenizer.ggml.pre").unwrap_or("default");
 
@@ -46,40 +52,51 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
                     "normalized": false, "special": *kind == CONTROL })
         })
         .collect();
-    let pairs: Result<Vec<_>, _> = merges
-        .iter()
-        .map(|merge| {
-            merge.split_once(' ').map(|(left, right)| json!([left, right])).ok_or_else(|| broken(format!("{merge:?} is no merge")))
-        })
-        .collect();
-
+    let vocabulary = Json::Object(vocabulary);
+    let ([normalizer, decoder, bpe], pre_tokenizer) = if model == "llama" {
+        (pieces::parts(gguf, tokens, types, vocabulary)?, Json::Null)
+    } else {
+        (byte_level(gguf, pre, vocabulary)?, pre_tokenizer(pre)?)
+    };
     let tokenizer = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
         "added_tokens": added,
-        "normalizer": if pre == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null },
-        "pre_tokenizer": pre_tokenizer(pre)?,
-        "post_processor": post_processor(gguf, ids, tokens),
-        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": null,
-            "continuing_subword_prefix": null,
-            "end_of_word_suffix": null,
-            "fuse_unk": false,
-            "byte_fallback": false,
-            "ignore_merges": pre == "llama-bpe",
-            "vocab": vocabulary,
-            "merges": pairs?,
-        },
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor(gguf, ids, tokens, model == "llama" || LLAMA3.contains(&pre)),
+        "decoder": decoder,
+        "model": bpe,
     });
     let text = tokenizer.to_string();
     match text.parse::<tokenizers::Tokenizer>() {
         Ok(_) => Ok(text),
         Err(error) => Err(broken(error.to_string())),
     }
+}
+
+/// Normalizer, decoder and model of a byte-level BPE.
+fn byte_level(gguf: &Gguf, pre: &str, vocabulary: Json) -> Result<[Json; 3], ImportError> {
+    let merges = gguf.texts("tokenizer.ggml.merges").ok_or_else(|| key("tokenizer.ggml.merges", "an array of strings"))?;
+    let pairs = merges.iter().map(|merge| match merge.split_once(' ') {
+        Some((left, right)) => Ok(json!([left, right])),
+        None => Err(broken(format!("{merge:?} is no merge"))),
+    });
+    let model = json!({
+        "type": "BPE",
+        "dropout": null,
+        "unk_token": null,
+        "continuing_subword_prefix": null,
+        "end_of_word_suffix": null,
+        "fuse_unk": false,
+        "byte_fallback": false,
+        "ignore_merges": LLAMA3.contains(&pre),
+        "vocab": vocabulary,
+        "merges": pairs.collect::<Result<Vec<_>, _>>()?,
+    });
+    let normalizer = if QWEN2.contains(&pre) { json!({ "type": "NFC" }) } else { Json::Null };
+    Ok([normalizer, json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true }), model])
 }
 
 /// How text is cut before merging.
@@ -91,8 +108,8 @@ fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
     Ok(match pre {
         "gpt-2" => byte_level(true),
         "smollm" => sequence(vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)]),
-        "llama-bpe" | "llama3" | "llama-v3" => sequence(vec![split(LLAMA3_WORDS), byte_level(false)]),
-        "qwen2" => sequence(vec![split(QWEN2_WORDS), byte_level(false)]),
+        pre if LLAMA3.contains(&pre) => sequence(vec![split(LLAMA3_WORDS), byte_level(false)]),
+        pre if QWEN2.contains(&pre) => sequence(vec![split(QWEN2_WORDS), byte_level(false)]),
         "default" => sequence(vec![
             split(r"[\p{P}\$\+<=>\^~\|]+"),
             split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
@@ -106,9 +123,10 @@ fn pre_tokenizer(pre: &str) -> Result<Json, ImportError> {
     })
 }
 
-/// Puts the first token in front of a text, for models that are made so; templates encode without it.
-fn post_processor(gguf: &Gguf, ids: &SpecialIds, tokens: &[String]) -> Json {
-    let wanted = gguf.integer("tokenizer.ggml.add_bos_token").is_some_and(|flag| flag != 0);
+/// Puts the first token in front of a text, for models that are made so; templates encode without it. `usual` tells whether a file
+/// that says nothing of it wants it.
+fn post_processor(gguf: &Gguf, ids: &SpecialIds, tokens: &[String], usual: bool) -> Json {
+    let wanted = gguf.integer("tokenizer.ggml.add_bos_token").map_or(usual, |flag| flag != 0);
     let bos = ids.bos.and_then(|id| tokens.get(id as usize).map(|token| (id, token)));
     let Some((id, token)) = bos.filter(|_| wanted) else {
         return Json::Null;

@@ -1,7 +1,7 @@
-"""An independent llama forward pass in numpy, 32-bit floats, straight from a GGUF file.
+"""An independent forward pass of the Llama family in numpy, 32-bit floats, straight from a GGUF file.
 
 It shares nothing with the importer: the `gguf` package reads and dequantizes, and rotary embedding, attention and norms are
-written out from their definitions. It is slow and keeps the dequantized model in memory; it is a reference, not an engine.
+written out from their definitions. Llama, Mistral and SmolLM2 (`llama`), Qwen 2 and 2.5 (`qwen2`) and Qwen 3 (`qwen3`). It is slow and keeps the dequantized model in memory; it is a reference, not an engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Llama:
-    """A llama model read from a GGUF file."""
+    """A model of the family, read from a GGUF file."""
 
     def __init__(self, path: Path) -> None:
         """Read and dequantize all weights of the file at `path`."""
@@ -29,18 +29,28 @@ class Llama:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             self.weights[tensor.name] = np.asarray(values, np.float32)
 
-        def number(key: str) -> float:
-            field = reader.fields.get(f"llama.{key}")
-            if field is None:
-                raise KeyError(key)
-            return float(field.contents())
+        architecture = reader.fields["general.architecture"].contents()
 
+        def number(key: str, default: float | None = None) -> float:
+            field = reader.fields.get(f"{architecture}.{key}")
+            if field is not None:
+                return float(field.contents())
+            if default is None:
+                raise KeyError(key)
+            return default
+
+        self.pairs = architecture == "llama"
+        """Whether neighbouring elements are rotated, not those half a head apart."""
         self.layers = int(number("block_count"))
         self.heads = int(number("attention.head_count"))
         self.kv_heads = int(number("attention.head_count_kv"))
         self.epsilon = np.float32(number("attention.layer_norm_rms_epsilon"))
-        self.head_dim = int(number("embedding_length")) // self.heads
-        self.theta = number("rope.freq_base")
+        self.head_dim = int(number("attention.key_length", number("embedding_length") // self.heads))
+        exponents = np.arange(0, self.head_dim, 2) / self.head_dim
+        self.frequencies = number("rope.freq_base") ** -exponents / number("rope.scaling.factor", 1)
+        if "rope_freqs.weight" in self.weights:
+            self.frequencies = self.frequencies / self.weights["rope_freqs.weight"]
+        self.window = int(number("attention.sliding_window", number("context_length")))
 
     def logits(self, ids: list[int]) -> Floats:
         """Return the logits `[len(ids), vocabulary]` after each token of `ids`."""
@@ -69,22 +79,31 @@ class Llama:
         return np.asarray(x / np.sqrt(mean + self.epsilon) * weight, np.float32)
 
     def _rotate(self, x: Floats) -> Floats:
-        """Rotate `[tokens, heads, head_dim]` as ggml does for this architecture: neighbouring elements are pairs."""
-        pairs = np.arange(0, self.head_dim, 2) / self.head_dim
-        angles = np.arange(len(x))[:, None, None] * self.theta**-pairs
-        turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
-        return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape).astype(np.float32)
+        """Rotate `[tokens, heads, head_dim]` as ggml does for the architecture."""
+        angles = np.arange(len(x))[:, None, None] * self.frequencies
+        half = self.head_dim // 2
+        first, second = (x[..., 0::2], x[..., 1::2]) if self.pairs else (x[..., :half], x[..., half:])
+        turned = (first + 1j * second) * np.exp(1j * angles)
+        both = [turned.real, turned.imag]
+        made = np.stack(both, axis=-1).reshape(x.shape) if self.pairs else np.concatenate(both, axis=-1)
+        return np.asarray(made, np.float32)
 
     def _attention(self, x: Floats, prefix: str) -> Floats:
         def project(name: str, heads: int) -> Floats:
-            return np.asarray((x @ self.weights[prefix + name].T).reshape(len(x), heads, self.head_dim), np.float32)
+            made = x @ self.weights[f"{prefix}{name}.weight"].T + self.weights.get(
+                f"{prefix}{name}.bias", np.float32(0)
+            )
+            made = made.reshape(len(x), heads, self.head_dim)
+            norm = self.weights.get(f"{prefix}{name}_norm.weight")
+            return np.asarray(made if norm is None else self._norm(made, norm), np.float32)
 
-        queries = self._rotate(project("attn_q.weight", self.heads))
+        queries = self._rotate(project("attn_q", self.heads))
         shared = self.heads // self.kv_heads
-        keys = np.repeat(self._rotate(project("attn_k.weight", self.kv_heads)), shared, axis=1)
-        values = np.repeat(project("attn_v.weight", self.kv_heads), shared, axis=1)
+        keys = np.repeat(self._rotate(project("attn_k", self.kv_heads)), shared, axis=1)
+        values = np.repeat(project("attn_v", self.kv_heads), shared, axis=1)
         scores = np.einsum("qhd,khd->hqk", queries, keys) / np.float32(self.head_dim**0.5)
-        scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+        behind = np.subtract.outer(np.arange(len(x)), np.arange(len(x)))
+        scores = np.where((behind >= 0) & (behind < self.window), scores, -np.inf)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
         mixed = np.einsum("hqk,khd->qhd", shares, values).reshape(len(x), -1)

@@ -24,7 +24,6 @@ use super::graph::{Attribute, CAST_INT32, Element, Graph, Size};
 use super::head::TOP;
 use super::linear::Matrix;
 use crate::models::gguf::Gguf;
-use crate::models::gguf::blocks::dequantize;
 use crate::models::import::{Form, ImportError};
 use crate::models::llama::Llama;
 
@@ -37,7 +36,7 @@ pub struct Builder<'a> {
     /// How the weights are kept.
     pub(super) form: Form,
     /// What has been made once and may be used again.
-    pub(super) extended: HashSet<String>,
+    pub(super) made: HashSet<String>,
     /// Told how many bytes of weights were read.
     progress: &'a mut dyn FnMut(u64),
 }
@@ -51,7 +50,7 @@ impl std::fmt::Debug for Builder<'_> {
 impl<'a> Builder<'a> {
     /// A builder that reads `gguf` and tells `progress` the bytes of each tensor it has read.
     pub fn new(gguf: &'a Gguf, graph: Graph, form: Form, progress: &'a mut dyn FnMut(u64)) -> Self {
-        Self { gguf, graph, form, extended: HashSet::new(), progress }
+        Self { gguf, graph, form, made: HashSet::new(), progress }
     }
 
     /// Builds the whole decoder and returns the graph.
@@ -73,9 +72,10 @@ impl<'a> Builder<'a> {
         Ok(self.graph)
     }
 
-    /// Tells that these matrices have been read.
+    /// Tells that these matrices have been read, and gives their pages back.
     pub(super) fn read(&mut self, matrices: &[Matrix<'_>]) {
         for matrix in matrices {
+            self.gguf.release(self.gguf.data(matrix.tensor));
             (self.progress)(matrix.tensor.bytes() as u64);
         }
     }
@@ -129,9 +129,9 @@ impl<'a> Builder<'a> {
     /// Rows of the embedding, then everything up to the attention is `[batch * sequence, …]`.
     fn embed(&mut self, llama: &Llama) -> Result<(), ImportError> {
         let matrix = Matrix::plain(self.gguf.tensor("token_embd.weight")?);
-        if self.keeps_bytes(matrix.tensor.kind) {
-            self.codes8(&[matrix], "embedding/codes", "embedding/scales", false)?;
-            self.rows8("embedding", "input_ids", "embedded");
+        if self.keeps_codes(matrix.tensor.kind) {
+            self.codes8(matrix, "embedding")?;
+            self.rows8(matrix, "embedding", "input_ids", "embedded");
         } else {
             self.matrix32(&[matrix], "embedding/weight")?;
             self.graph.node("Gather", &["embedding/weight", "input_ids"], &["embedded"], &[]);
@@ -145,25 +145,10 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Picks rows of an 8-bit matrix, as floats.
-    pub(super) fn rows8(&mut self, matrix: &str, ids: &str, out: &str) {
-        let attributes = [
-            ("bits", Attribute::Int(8)),
-            ("block_size", Attribute::Int(32)),
-            ("gather_axis", Attribute::Int(0)),
-            ("quantize_axis", Attribute::Int(1)),
-        ];
-        let (codes, scales) = (format!("{matrix}/codes"), format!("{matrix}/scales"));
-        self.graph.node("GatherBlockQuantized", &[&codes, ids, &scales], &[out], &attributes);
-    }
-
     /// RMS norm of `residual + added`; returns the name of that sum. The result is named `out`.
     fn norm(&mut self, llama: &Llama, residual: &str, added: Option<&str>, weight: &str, out: &str) -> Result<String, ImportError> {
         let tensor = self.gguf.tensor(weight)?;
-        let mut values = Vec::with_capacity(llama.width);
-        dequantize(tensor.kind, self.gguf.data(tensor), &mut values);
-        self.graph.floats::<ImportError>(weight, &[llama.width], &values)?;
-        self.read(&[Matrix::plain(tensor)]);
+        self.vector32(&[Matrix::plain(tensor)], weight)?;
         let epsilon = ("epsilon", Attribute::Float(llama.epsilon));
         let Some(added) = added else {
             let attributes = [epsilon, ("axis", Attribute::Int(-1)), ("stash_type", Attribute::Int(1))];
@@ -185,31 +170,8 @@ impl<'a> Builder<'a> {
 
         let input = name("attention_norm");
         let residual = self.norm(llama, residual, added, &weight("attn_norm"), &input)?;
-        let (qkv, qkv_rows, context, context_flat, attention) =
-            (name("qkv"), name("qkv/rows"), name("context"), name("context/flat"), name("attention"));
-        let matrices = [
-            Matrix { tensor: tensor("attn_q")?, rotary_heads: llama.heads },
-            Matrix { tensor: tensor("attn_k")?, rotary_heads: llama.kv_heads },
-            Matrix::plain(tensor("attn_v")?),
-        ];
-        self.linear(&input, &matrices, &qkv)?;
-        self.graph.node("Reshape", &[&qkv, "unflat"], &[&qkv_rows], &[]);
-        let (past_key, past_value) = (format!("past_key_values.{layer}.key"), format!("past_key_values.{layer}.value"));
-        let (present_key, present_value) = (format!("present.{layer}.key"), format!("present.{layer}.value"));
-        self.graph.node(
-            "GroupQueryAttention",
-            &[&qkv_rows, "", "", &past_key, &past_value, "seqlens_k", "total_sequence_length", "rotary/cos", "rotary/sin"],
-            &[&context, &present_key, &present_value],
-            &[
-                ("num_heads", Attribute::Int(llama.heads as i64)),
-                ("kv_num_heads", Attribute::Int(llama.kv_heads as i64)),
-                ("scale", Attribute::Float((llama.head_dim as f32).sqrt().recip())),
-                ("do_rotary", Attribute::Int(1)),
-                ("rotary_interleaved", Attribute::Int(0)),
-            ],
-        );
-        self.graph.node("Reshape", &[&context, "flat_attention"], &[&context_flat], &[]);
-        self.linear(&context_flat, &[Matrix::plain(tensor("attn_output")?)], &attention)?;
+        let attention = name("attention");
+        self.attention(llama, layer, &input, &attention)?;
 
         let input = name("feed_forward_norm");
         let residual = self.norm(llama, &residual, Some(&attention), &weight("ffn_norm"), &input)?;

@@ -3,8 +3,9 @@
 use super::decoder::Builder;
 use super::graph::Attribute;
 use super::linear::Matrix;
-use crate::models::gguf::Kind;
-use crate::models::import::{Form, ImportError};
+use super::packed::block;
+use crate::models::gguf::Coding;
+use crate::models::import::ImportError;
 use crate::models::llama::Llama;
 
 /// How many of the best logits the graph hands out.
@@ -23,10 +24,11 @@ impl Builder<'_> {
         let name = if llama.tied { "token_embd.weight" } else { "output.weight" };
         let matrix = Matrix::plain(self.gguf.tensor(name)?);
         let owner = if llama.tied { "embedding" } else { "head" };
-        if self.keeps_bytes(matrix.tensor.kind) {
+        let kept = self.keeps_codes(matrix.tensor.kind);
+        if kept && matches!(matrix.tensor.kind.coding(), Some(Coding { bits: 8, zero: Some(_), .. })) {
             self.head8(llama, matrix, owner)?;
         } else {
-            if matrix.tensor.kind != Kind::Q4_0 && matrix.tensor.kind != Kind::Q4_1 || self.form == Form::Fp32 {
+            if !kept {
                 let weight = format!("{owner}/weight");
                 if !llama.tied {
                     self.matrix32(&[matrix], &weight)?;
@@ -49,12 +51,12 @@ impl Builder<'_> {
         let blocked = format!("{owner}/blocked");
         let (codes, scales) = (format!("{owner}/codes"), format!("{owner}/scales"));
         if !llama.tied {
-            self.codes8(&[matrix], &codes, &scales, false)?;
+            self.codes8(matrix, owner)?;
         }
         // One copy in the file serves both: the gather wants rows, the product wants blocks.
-        self.graph.integers("head/shape", &[llama.vocab as i64, (llama.width / 32) as i64, 32], false);
+        self.graph.integers("head/shape", &[llama.vocab as i64, (llama.width / block(matrix)) as i64, block(matrix) as i64], false);
         self.graph.node("Reshape", &[&codes, "head/shape"], &[&blocked], &[]);
-        self.product8("last_hidden", &[matrix], &blocked, &scales, "rough");
+        self.product8("last_hidden", matrix, &blocked, &scales, "rough");
         let top = TOP.min(llama.vocab);
         let exact = EXACT.min(top.div_ceil(2));
         let axis = |axis| [("axis", Attribute::Int(axis))];
@@ -63,7 +65,7 @@ impl Builder<'_> {
         self.graph.node("Split", &["rough/indices", "top/split"], &["candidates", "others"], &axis(2));
         self.graph.node("Split", &["rough/values", "top/split"], &["candidates/rough", "others/values"], &axis(2));
         self.graph.node("Squeeze", &["candidates", "axis_1"], &["candidates/flat"], &[]);
-        self.rows8(owner, "candidates/flat", "candidates/weight");
+        self.rows8(matrix, owner, "candidates/flat", "candidates/weight");
         self.product32("last_hidden", "candidates/weight", "candidates/values");
         self.graph.node("ScatterElements", &["rough", "candidates", "candidates/values"], &["logits"], &axis(2));
         self.graph.node("Concat", &["candidates/values", "others/values"], &["merged"], &axis(2));

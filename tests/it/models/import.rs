@@ -10,7 +10,7 @@ use emberd::models::output::hex;
 use prost::Message;
 use sha2::{Digest, Sha256};
 
-use super::writer::{BF16, F16, F32, File, Numbers, Q4_0, Q4_1, Q4_K, Q8_0, TINY, tiny};
+use super::writer::{BF16, F16, F32, File, IQ2_XXS, Numbers, Q4_0, Q4_1, Q8_0, TINY, tiny};
 
 fn import_into(file: &File, folder: &Path, form: Form) -> Result<Imported, ImportError> {
     let source = tempfile::tempdir().unwrap();
@@ -22,7 +22,7 @@ fn import_into(file: &File, folder: &Path, form: Form) -> Result<Imported, Impor
 #[test]
 fn an_engine_that_reads_the_file_gets_it_as_it_is_beside_its_tokenizer() {
     let (folder, file) = (tempfile::tempdir().unwrap(), tiny(Q4_1, Q8_0));
-    let imported = import_into(&file, folder.path(), Form::File).unwrap();
+    let imported = import_into(&file, folder.path(), Form::Mlx).unwrap();
     assert_eq!(fs::read(folder.path().join("model.gguf")).unwrap(), file.bytes());
     let mut names: Vec<String> =
         fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -382,7 +382,10 @@ fn what_cannot_be_imported_is_named() {
     assert!(refused(&|file| _ = file.integer("llama.attention.head_count_kv", 3)).contains("heads"));
     assert!(refused(&|file| _ = file.integer("llama.expert_count", 8)).contains("experts"));
     assert!(refused(&|file| _ = file.string("llama.rope.scaling.type", "yarn")).contains("yarn"));
-    assert!(refused(&|file| _ = file.string("tokenizer.ggml.model", "llama")).contains("model llama"));
+    assert!(refused(&|file| _ = file.float("llama.attention.scale", 0.5)).contains("llama.attention.scale of 0.5"));
+    assert!(refused(&|file| _ = file.string("general.architecture", "qwen2")).contains("qwen2.embedding_length"));
+    assert!(refused(&|file| _ = file.string("tokenizer.ggml.model", "llama")).contains("tokenizer.ggml.scores"));
+    assert!(refused(&|file| _ = file.string("tokenizer.ggml.model", "t5")).contains("model t5"));
     assert!(refused(&|file| _ = file.string("tokenizer.ggml.pre", "tekken")).contains("tekken"));
     assert!(refused(&|file| _ = file.strings("tokenizer.ggml.merges", &["he".to_owned()])).contains("merge"));
     assert!(refused(&|file| _ = file.strings("tokenizer.ggml.merges", &["q zz".to_owned()])).contains("tokenizer"));
@@ -394,9 +397,9 @@ fn what_cannot_be_imported_is_named() {
     assert!(refused(&|file| _ = file.tensor("blk.0.attn_q.bias", 1, 64, F32, &mut Numbers(3))).contains("blk.0.attn_q.bias"));
     let quantized = refused(&|file| {
         let place = file.tensors.iter_mut().find(|(name, ..)| name == "blk.0.ffn_down.weight").unwrap();
-        (place.2, place.3) = (Q4_K, vec![0; 64]);
+        (place.2, place.3) = (IQ2_XXS, vec![0; 64]);
     });
-    assert!(quantized.contains("blk.0.ffn_down.weight") && quantized.contains("Q4_K"));
+    assert!(quantized.contains("blk.0.ffn_down.weight") && quantized.contains("IQ2_XXS"));
     let infinite = refused(&|file| {
         let place = file.tensors.iter_mut().find(|(name, ..)| name == "blk.0.ffn_down.weight").unwrap();
         place.3[20..22].copy_from_slice(&half::f16::INFINITY.to_le_bytes());

@@ -2,4 +2,5 @@
 
 mod gguf;
 mod import;
+mod pieces;
 pub mod writer;

@@ -8,7 +8,7 @@ pub(crate) const F16: u32 = 1;
 pub(crate) const Q4_0: u32 = 2;
 pub(crate) const Q4_1: u32 = 3;
 pub(crate) const Q8_0: u32 = 8;
-pub(crate) const Q4_K: u32 = 12;
+pub(crate) const IQ2_XXS: u32 = 16;
 pub(crate) const BF16: u32 = 30;
 
 /// A file in the making.
@@ -51,6 +51,12 @@ impl File {
     pub(crate) fn strings(&mut self, key: &str, values: &[String]) -> &mut Self {
         let body: Vec<u8> = values.iter().flat_map(|value| text(value)).collect();
         let head = [&8_u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
+        self.key(key, 9, &[head, body].concat())
+    }
+
+    pub(crate) fn floats(&mut self, key: &str, values: &[f32]) -> &mut Self {
+        let body: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let head = [&6_u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
         self.key(key, 9, &[head, body].concat())
     }
 
