@@ -8,15 +8,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.omp import fetch, omp_home
 from support.process import emberd
 from support.serve import Server, server
 from support.worker import chat, worker
 from test_model import ANSWER_TOKENS, GOLDEN, NAME, PROMPT_TOKENS, QUESTION
+from test_omp_client import TITLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +134,7 @@ def test_where_mlx_cannot_run_onnx_does_and_it_is_said(
         one = Server(process, address)
         line = process.logged("the mlx engine cannot run this model: onnx does from now on")
         assert "WARN" in line
-        assert "pip install 'emberd[mlx]'" in line
+        process.logged("pip install 'emberd[mlx]'")
         process.logged("ready")
         assert streamed(one, "w40 w41 w42")[1]["output_tokens"] == 32
 
@@ -144,3 +147,22 @@ def test_the_engine_that_was_asked_for_by_name_has_no_other_in_its_place(
         status, answer = Server(process, address).post({"input": "w40"})
         assert status == 503
         assert "pip install 'emberd[mlx]'" in answer["error"]["message"]
+
+
+# The real client of omp, launched for MLX.
+
+
+@needs_mlx
+@pytest.mark.model
+@pytest.mark.clients
+@pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm to fetch the client with")
+def test_omps_client_launches_the_mlx_worker_and_gets_a_title(mlx_home: Path, offline: dict[str, str]) -> None:
+    with omp_home(fetch(), mlx_home, NAME) as home:
+        env = {"EMBERD_ENGINE": "mlx", **offline}
+        assert home.emberd("omp", "install").returncode == 0
+        told = home.drive("mlx", {"call": "load"}, TITLE, **env)
+        assert told.one("mlx") is True
+        assert (told.one("load"), told.one("title")) == ({"ok": True}, "Please fix the login page")
+        assert not home.socket("onnx").exists(), "the client has fallen back to its other worker"
+        assert "ready" in home.log("mlx")
+    assert (mlx_home / "models" / f"{NAME}-mlx" / "model.gguf").is_file()

@@ -216,8 +216,8 @@ impl Hosted {
                 outcome => return outcome,
             };
             let (failed, engine) = (&self.shared.engine, &other.engine);
-            let (hint, detail) = (error.hint.as_deref(), error.detail.as_deref());
-            tracing::warn!(model = self.id, %error, hint, detail, "the {failed} engine cannot run this model: {engine} does from now on");
+            let detail = error.detail.as_deref();
+            tracing::warn!(model = self.id, %error, detail, "the {failed} engine cannot run this model: {engine} does from now on");
             self.fell_back.store(true, Ordering::Relaxed);
         }
         self.bring_up_by(other.clone()).await
