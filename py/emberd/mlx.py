@@ -20,7 +20,7 @@ from emberd.mlx_batch import Batch
 from emberd.mlx_caches import Sizes, can_cut, compute, compute_after, copied
 from emberd.mlx_memory import kv_budget, limit
 from emberd.mlx_model import Model
-from emberd.mlx_snapshots import Snapshots, next_point
+from emberd.mlx_snapshots import Snapshots, Source, next_point
 from emberd.sampling import Room, Sampler, highest
 from emberd.snapshots import default_budget
 
@@ -43,11 +43,13 @@ READ_AGAIN = 1
 class _Reading:
     """A prompt that is being read, and the caches that it is read into."""
 
-    __slots__ = ("caches", "request", "tokens")
+    __slots__ = ("caches", "request", "source", "tokens")
 
-    def __init__(self, request: Request, tokens: int) -> None:
+    def __init__(self, request: Request, source: Source) -> None:
         self.request = request
-        self.tokens = tokens
+        self.source = source
+        """What it may start from."""
+        self.tokens = len(request.prompt) + request.max_tokens
         """Of prompt and answer at most."""
         self.caches: Caches | None = None
 
@@ -106,7 +108,7 @@ class MlxEngine:
         """Queues a request, forgets one, or forgets a snapshot."""
         if is_admit(order):
             request = Request(order)
-            self._waiting.append(_Reading(request, len(request.prompt) + request.max_tokens))
+            self._waiting.append(_Reading(request, self._snapshots.source(request.salt, request.start_from)))
         elif is_cancel(order):
             self.drop((order.id,))
         elif is_forget(order):
@@ -167,7 +169,7 @@ class MlxEngine:
                     return
             self._prompts.append(self._waiting.popleft())
             request = first.request
-            request.done = self._snapshots.find(request.prompt[:-READ_AGAIN], request.salt, request.start_from)
+            request.done = self._snapshots.find(request.prompt[:-READ_AGAIN], first.source)
 
     def _prefill(self) -> list[Step]:
         """Reads up to a chunk of prompt tokens: more of one prompt and, where they fit, the whole of others."""
@@ -204,7 +206,7 @@ class MlxEngine:
         # MLX reads whatever lies behind the embedding.
         if (beyond := max(request.prompt)) >= vocab:
             raise ValueError(f"token id {beyond} is beyond the vocabulary of {vocab}")
-        kept = self._snapshots.restore(request.prompt[:-READ_AGAIN], request.salt, request.start_from)
+        kept = self._snapshots.restore(request.prompt[:-READ_AGAIN], reading.source)
         reading.caches, request.cached = kept or (self._model.new_caches(), 0)
         request.done = request.cached
 

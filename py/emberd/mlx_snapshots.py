@@ -45,6 +45,27 @@ class _Snapshot:
         return 0 if self.whole and shared < self.length else shared
 
 
+class Source:
+    """What one request may start from: all of its salt, or one snapshot, which counts for it even once its name is forgotten."""
+
+    __slots__ = ("name", "salt", "snapshot")
+
+    def __init__(self, salt: str = "", name: int | None = None, snapshot: _Snapshot | None = None) -> None:
+        self.salt = salt
+        self.name = name
+        self.snapshot = snapshot
+
+    def allows(self, snapshot: _Snapshot) -> bool:
+        """Whether this snapshot may be used."""
+        if self.snapshot is not None:
+            return snapshot is self.snapshot
+        return snapshot.salt == self.salt and self.name in (None, snapshot.name)
+
+
+ANY = Source()
+"""All that has no salt."""
+
+
 class Snapshots:
     """The snapshots. Lengths are tokens."""
 
@@ -56,16 +77,19 @@ class Snapshots:
         self.resident = 0
         """Bytes."""
 
-    def find(self, tokens: Sequence[int], salt: str = "", start_from: int | None = None) -> int:
+    def source(self, salt: str, name: int | None) -> Source:
+        """What a request of this salt may start from that names a snapshot, or none."""
+        named = (each for each in self._held if each.salt == salt and each.name == name)
+        return Source(salt, name, None if name is None else next(named, None))
+
+    def find(self, tokens: Sequence[int], source: Source = ANY) -> int:
         """How long a prefix of `tokens` can be had; it counts as used."""
-        found = self._find(tokens, salt, start_from)
+        found = self._find(tokens, source)
         return found[1] if found is not None else 0
 
-    def restore(
-        self, tokens: Sequence[int], salt: str = "", start_from: int | None = None
-    ) -> tuple[Caches, int] | None:
+    def restore(self, tokens: Sequence[int], source: Source = ANY) -> tuple[Caches, int] | None:
         """Caches of the longest prefix of `tokens` that can be had, the caller's own, and its length."""
-        found = self._find(tokens, salt, start_from)
+        found = self._find(tokens, source)
         if found is None:
             return None
         snapshot, length = found
@@ -112,9 +136,9 @@ class Snapshots:
         self._held.clear()
         self.resident = 0
 
-    def _find(self, tokens: Sequence[int], salt: str, start_from: int | None) -> tuple[_Snapshot, int] | None:
+    def _find(self, tokens: Sequence[int], source: Source) -> tuple[_Snapshot, int] | None:
         text = _text(tokens)
-        allowed = [each for each in self._held if each.salt == salt and start_from in (None, each.name)]
+        allowed = [each for each in self._held if source.allows(each)]
         # Of those that serve as much, the one last used.
         best = max(reversed(allowed), key=lambda each: each.serves(text), default=None)
         if best is None or not (length := best.serves(text)):

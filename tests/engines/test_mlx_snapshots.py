@@ -102,7 +102,7 @@ def test_what_has_a_name_outlasts_what_has_none_until_it_is_forgotten(llama: Mod
     assert [snapshots.find(text) for text in texts[:3]] == [60, 0, 60]
     snapshots.forget(7)
     snapshots.forget(8)
-    assert snapshots.find(texts[0], start_from=7) == 0
+    assert snapshots.find(texts[0], snapshots.source("", 7)) == 0
     assert snapshots.find(texts[0]) == 60
     for text in texts[3:]:
         snapshots.save(text, filled(llama, text))
@@ -121,7 +121,7 @@ def test_a_text_that_another_begins_with_is_kept_once(llama: Model) -> None:
     assert snapshots.find(long[:50] + prompt(2, 10)) == 50
     snapshots.save(long[:60], filled(llama, long[:60]), name=1)
     snapshots.save(long, filled(llama, long))
-    assert snapshots.find(long, start_from=1) == 60, "a name stands for its own text"
+    assert snapshots.find(long, snapshots.source("", 1)) == 60, "a name stands for its own text"
 
 
 def test_a_text_beyond_the_budget_is_cut_where_it_can_be(llama: Model) -> None:
@@ -239,6 +239,19 @@ def test_a_forgotten_snapshot_serves_no_request_that_names_it(mlx_case: Case) ->
     port.at(FOREVER, Admit(2, [*tokens, 9, 9], 3, start_from=5)).at(2 * FOREVER, Admit(3, tokens, 3))
     mlx_case.run(port)
     assert port.cached == {3: 29}
+
+
+def test_a_request_that_came_before_its_snapshot_was_forgotten_starts_from_it(mlx_case: Case) -> None:
+    tokens = prompt(4, 30)
+    engine = MlxEngine(Model(str(mlx_case.folder), Settings()), FakePort().fail)
+    engine.take(Admit(1, tokens, 1, save_as=5))
+    steps = engine.step()
+    for order in (Admit(2, [*tokens, 9, 9], 3, start_from=5), Forget(5), Admit(3, [*tokens, 9, 9], 3, start_from=5)):
+        engine.take(order)
+    while engine.busy:
+        steps += engine.step()
+    assert [step for step in steps if len(step) == 2] == [(2, 30)]
+    engine.close()
 
 
 def test_a_seed_draws_the_same_answer_from_a_prompt_that_is_kept(mlx_case: Case) -> None:
