@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from emberd import mlx_gguf
+from emberd import mlx_adapter, mlx_gguf
 from emberd.configs import read_config
 from emberd.engine import EngineError, at_least_one, eos_ids
 from emberd.mlx_caches import leaves
@@ -63,6 +63,8 @@ class Model:
         self.context_length = _context(path, config, settings)
         self.max_batch = at_least_one("max_batch", settings.max_batch, DEFAULT_MAX_BATCH)
         self._network = _assemble(path, config, _weights(path) if weights is None else weights)
+        if (adapter := mlx_adapter.find(path)) is not None:
+            mlx_adapter.apply(self._network, adapter)
         if mx.default_device().type == mx.DeviceType.cpu:
             # Products in 16 bits are done in software there, and take 60 to 125 times as long.
             self._network.set_dtype(mx.float32)

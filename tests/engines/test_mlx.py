@@ -234,6 +234,23 @@ def test_the_cpu_computes_in_32_bits(tmp_path: Path) -> None:
     assert logits.dtype == mx.float32
 
 
+@pytest.mark.parametrize("kind", tiny_mlx.OTHERS)
+def test_other_kinds_of_models_run_in_ragged_batches_and_from_snapshots(kind: str, tmp_path: Path) -> None:
+    folder = tiny_mlx.build(tmp_path, tiny_mlx.OTHERS[kind], eos=[])
+    case = Case(kind, "mlx", lambda folder, _: folder, long=230, folder=folder)
+    port = FakePort()
+    for id in range(1, 7):
+        port.at(4 * id, Admit(id, prompt(id % 2, 40 + 9 * id), 30 - 3 * id))
+    case.run(port, max_batch=3)
+    assert port.reason is None and port.failures == {}
+    assert port.capabilities is not None and port.capabilities.max_batch == 3
+    assert port.cached
+    for id in range(1, 7):
+        alone = case.run(FakePort().at(0, Admit(1, prompt(id % 2, 40 + 9 * id), 30 - 3 * id)), cache_bytes=0)
+        assert port.answers[id] == alone.answers[1]
+        assert len(set(alone.answers[1])) > 3, "the answer wanders"
+
+
 # Requests.
 
 

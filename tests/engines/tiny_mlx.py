@@ -142,3 +142,30 @@ def build(
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": tiny.EOS}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     return folder
+
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": tiny.HIDDEN,
+    "num_hidden_layers": 2,
+    "intermediate_size": 2 * tiny.HIDDEN,
+    "num_attention_heads": tiny.HEADS,
+    "num_key_value_heads": tiny.KV_HEADS,
+    "head_dim": tiny.HEAD_DIM,
+    "vocab_size": tiny.VOCAB,
+    "max_position_embeddings": tiny.CONTEXT,
+    "rms_norm_eps": 1e-6,
+}
+_GEMMA = {"query_pre_attn_scalar": tiny.HEAD_DIM, "sliding_window": WINDOW, "sliding_window_pattern": 2}
+_FALCON = {"mamba_d_ssm": 64, "mamba_d_head": 16, "mamba_n_heads": 4, "mamba_d_state": 8, "lm_head_multiplier": 1.0}
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen2": {**_SIZES, "model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": True},
+    "qwen3": {**_SIZES, "model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
+    "gemma3_text": {**_SIZES, **_GEMMA, "model_type": "gemma3_text"},
+    "gemma3": {
+        "model_type": "gemma3",
+        "vocab_size": tiny.VOCAB,
+        "text_config": {**_SIZES, **_GEMMA, "model_type": "gemma3_text"},
+    },
+    "falcon_h1": {**_SIZES, **_FALCON, "model_type": "falcon_h1"},
+}
+"""Further kinds of models that omp has keys for; some keep two caches a layer, some are nested."""
