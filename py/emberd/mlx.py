@@ -3,12 +3,13 @@
 Decides what each step runs: a chunk of somebody's prompt, or one token for every running answer; the two take turns, so that a long
 prompt holds no answer up for longer than a chunk. Of the prompts, the shortest and the oldest take turns. A prompt is
 read alone, into caches of its own, which then join those of the batch. What a folder holds is read in `mlx_model`, how the running
-answers share a pass is in `mlx_batch`, what is kept of prompts and answers for later ones in `mlx_snapshots`, how a token is drawn in `sampling`.
+answers share a pass is in `mlx_batch`, what is kept of prompts and answers for later ones in `mlx_snapshots`, how a token is drawn in `sampling`. How an answer that runs alone goes on may be guessed (`mlx_draft`).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -18,6 +19,8 @@ from emberd._core import Capabilities
 from emberd.engine import Fail, Made, Request, Step, at_least_one, is_admit, is_cancel, is_forget
 from emberd.mlx_batch import Batch
 from emberd.mlx_caches import Sizes, can_cut, compute, compute_after, copied
+from emberd.mlx_draft import AHEAD, Draft
+from emberd.mlx_draft import find as find_draft
 from emberd.mlx_memory import kv_budget, limit
 from emberd.mlx_model import Model
 from emberd.mlx_snapshots import Snapshots, Source, next_point
@@ -69,6 +72,7 @@ class MlxEngine:
         cache_bytes: int | None = None,
         kv_bytes: int | None = None,
         ahead: bool | None = None,
+        draft: Draft | None = None,
         restore: Callable[[], None] = lambda: None,
     ) -> None:
         """`restore` is called when the engine is closed. `ahead`: whether a pass is started before the tokens it reads are known here; by default on a GPU, which would else wait for Python."""
@@ -87,6 +91,7 @@ class MlxEngine:
         self._restore = restore
         self._exact = any(not can_cut([each]) or hasattr(each, "max_size") for each in model.new_caches())
         """Whether some of what is kept of a prompt will serve only prompts that begin with all of it."""
+        self._draft = draft
         self._ahead = mx.default_device().type == mx.DeviceType.gpu if ahead is None else ahead
         self._batch = Batch(model)
         self._snapshots = Snapshots(default_budget() if cache_bytes is None else cache_bytes)
@@ -145,7 +150,7 @@ class MlxEngine:
         self._running.clear()
         self._snapshots.clear()
         self._batch.close()
-        del self._batch, self._model, self._room
+        del self._batch, self._model, self._room, self._draft
         mx.clear_cache()
         self._restore()
 
@@ -262,12 +267,50 @@ class MlxEngine:
             tokens = (request.prompt + request.answer)[:length]
             self._snapshots.save(tokens, self._batch.copy(place), request.salt, name)
 
+    def _guesses(self) -> list[int]:
+        """What a draft model guesses of the answer that runs alone; none where it should not."""
+        if self._draft is None:
+            return []
+        if len(self._running) > 1 or self._prompts or self._waiting:
+            return []
+        [request] = self._running
+        most = AHEAD if request.speculation is None else request.speculation
+        count = min(most, request.max_tokens - request.made - 1)
+        return self._draft.guess(request.id, request.prompt + request.answer, count) if count > 0 else []
+
+    def _check(self, guesses: list[int]) -> list[Step]:
+        """The next tokens of the answer that runs alone: as many as were guessed right, and one more."""
+        [request], batch = self._running, self._batch
+        likeliest = batch.check(guesses)
+        made: list[int] = []
+        finish: str | None = None
+        for place, token in enumerate(likeliest):
+            if request.sampling is not None:
+                try:
+                    token = self._draw(batch.logits(place), request)
+                except ValueError as fault:
+                    self._fail(request.id, f"no token can be drawn: {fault}")
+                    self._leave([0])
+                    return []
+            finish = request.finish(token, self._eos)
+            made.append(token)
+            if finish is not None or guesses[place : place + 1] != [token]:
+                break
+        request.answer += made
+        batch.keep(len(guesses) + 1 - len(made), made[-1])
+        if finish is not None:
+            self._save_answer(0, request.save_as)
+            self._leave([0])
+        return [request.step(made, finish)]
+
     def _decode(self) -> list[Step]:
-        """One token for every running answer, all in one pass."""
+        """One token for every running answer, all in one pass; of one that runs alone, those that were guessed right as well."""
         running, batch = self._running, self._batch
+        if guesses := self._guesses():
+            return self._check(guesses)
         # A pass that nobody will go on from is not started.
         goes_on = any(each.made + 1 < each.max_tokens for each in running)
-        ahead = self._ahead and goes_on and all(each.sampling is None for each in running)
+        ahead = self._ahead and self._draft is None and goes_on and all(each.sampling is None for each in running)
         tokens = batch.step(ahead)
         steps: list[Step] = []
         ended: list[int] = []
@@ -292,6 +335,8 @@ class MlxEngine:
 
     def _leave(self, places: list[int]) -> None:
         """Ends the answers at these places."""
+        if places and self._draft is not None:
+            self._draft.forget()
         self._batch.leave(places)
         gone = set(places)
         self._running = [each for place, each in enumerate(self._running) if place not in gone]
@@ -317,7 +362,10 @@ def load(folder: str, settings: Settings, fail: Fail) -> MlxEngine:
     chunk = at_least_one("prefill_chunk", settings.prefill_chunk, PREFILL_CHUNK)
     restore = limit()
     try:
-        return MlxEngine(Model(folder, settings), fail, chunk, settings.cache_bytes, settings.kv_bytes, restore=restore)
+        model = Model(folder, settings)
+        draft = find_draft(Path(folder), model, settings, chunk)
+        budgets = settings.cache_bytes, settings.kv_bytes
+        return MlxEngine(model, fail, chunk, *budgets, draft=draft, restore=restore)
     except BaseException:
         restore()
         raise

@@ -93,6 +93,24 @@ class Batch:
         self._next = best.tolist()
         return list(self._next)
 
+    def check(self, guesses: list[int]) -> list[int]:
+        """Runs the next token of the only sequence and guesses of those after it. Returns the likeliest token after each.
+
+        `logits` gives the logits after each. `keep` says how many of the guesses are right.
+        """
+        logits = self._model(mx.array([[*self._next, *guesses]]), self._caches)[0]
+        self._lengths[0] += 1 + len(guesses)
+        self._logits, self._rows = logits, None
+        tokens: list[int] = mx.argmax(logits, axis=-1).tolist()
+        return tokens
+
+    def keep(self, wrong: int, token: int) -> None:
+        """Takes the last `wrong` guesses back; the only sequence goes on with `token`."""
+        for cache in self._caches:
+            cache.trim(wrong)
+        self._lengths[0] -= wrong
+        self._next[0] = token
+
     def feed(self, place: int, token: int) -> None:
         """Sets the token that a sequence goes on with, where it is not the likeliest."""
         self._next[place] = token
