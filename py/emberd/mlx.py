@@ -86,7 +86,7 @@ class MlxEngine:
         self._eos = frozenset(model.eos_ids)
         self._fail = fail
         self._chunk = min(prefill_chunk, model.context_length)
-        self._sizes = Sizes(model)
+        self._sizes = Sizes(model, self._chunk)
         self._kv_bytes = kv_budget() if kv_bytes is None else kv_bytes
         self._restore = restore
         self._exact = any(not can_cut([each]) or hasattr(each, "max_size") for each in model.new_caches())

@@ -43,30 +43,36 @@ def compute(caches: Caches) -> None:
 
 
 class Sizes:
-    """How many bytes the caches of a model take, by the number of tokens."""
+    """How many bytes the caches of a model take at most, by the number of tokens."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, longest: int) -> None:
+        """`longest` is the most tokens that one pass reads."""
         caches = model.new_caches()
         compute_after(model(mx.array([[0]]), caches), caches)
-        self._step = 1
+        self._longest = longest
         self._fixed = 0
-        self._growing: list[tuple[int, int | None]] = []
-        """Bytes a token, and how many tokens are held at most."""
+        self._growing: list[tuple[int, int, int | None]] = []
+        """Bytes a token, how many tokens memory is taken for at a time, and how many are held at most."""
         for cache in leaves(caches):
             self._measure(cache)
 
     def of(self, tokens: int) -> int:
         """Bytes for one sequence of so many tokens."""
-        held = -(-tokens // self._step) * self._step
-        return self._fixed + sum(each * min(held, most or held) for each, most in self._growing)
+        total = self._fixed
+        for each, step, most in self._growing:
+            held = tokens + step - 1
+            total += each * (held if most is None else min(held, most))
+        return total
 
     def _measure(self, cache: Any) -> None:
         keys = getattr(cache, "keys", None)
         if keys is None or isinstance(keys, tuple | list) or keys.ndim != 4:
             self._fixed += size([cache])
             return
-        self._step = max(self._step, getattr(cache, "step", 1))
-        self._growing.append((size([cache]) // keys.shape[2], getattr(cache, "max_size", None)))
+        window = getattr(cache, "max_size", None)
+        # What a pass reads stands behind the window until the next one.
+        most = None if window is None else window + self._longest
+        self._growing.append((-(-size([cache]) // keys.shape[2]), getattr(cache, "step", 1), most))
 
 
 def compute_after(logits: mx.array, caches: Caches) -> None:

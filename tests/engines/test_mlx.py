@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import random
 import subprocess
@@ -345,19 +346,34 @@ def test_a_long_prompt_is_not_held_up_for_ever_by_short_ones(llama_case: Case) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bytes_of_a_sequence_are_known_before_it_runs(kind: str, tmp_path: Path) -> None:
     model = Model(str(tiny_mlx.build(tmp_path, KINDS[kind])), Settings())
-    sizes = Sizes(model)
-    for count in (1, 20, 100, 255):
+    sizes = Sizes(model, 50)
+    for count, pieces in itertools.product((1, 20, 100, 255), (1, 50)):
         caches = model.new_caches()
-        for token in prompt(1, count):
-            mx.eval(model(mx.array([[token]]), caches))
+        tokens = prompt(1, count)
+        for start in range(0, count, pieces):
+            mx.eval(model(mx.array([tokens[start : start + pieces]]), caches))
         assert size(caches) <= sizes.of(count) <= size(caches) + sizes.of(1)
 
 
 def test_a_request_waits_for_room_for_its_keys_and_values(mlx_case: Case) -> None:
     model = Model(str(mlx_case.folder), Settings())
-    one = Sizes(model).of(100)
+    budget = 2 * Sizes(model, 24).of(100)
     port = FakePort().at(0, *(Admit(id, prompt(id, 60), 40) for id in range(1, 6)))
-    serve(mlx_case, port, kv_bytes=2 * one)
+    engine = MlxEngine(model, port.fail, 24, kv_bytes=budget)
+    step, most = engine.step, 0
+
+    def checked() -> list[object]:
+        nonlocal most
+        made = step()
+        reading = [each.caches for each in engine._prompts if each.caches is not None]
+        most = max(most, size(engine._batch._caches) + sum(size(each) for each in reading))
+        return made
+
+    engine.step = checked  # type: ignore[method-assign, assignment]
+    loop.serve(engine, port)
+    engine.close()
+    assert port.violations == [] and port.failures == {}
+    assert budget // 3 < most <= budget
     assert max(len(steps) for steps in port.pushes) == 2
     assert list(port.finishes) == [1, 2, 3, 4, 5]
     for id in range(1, 6):
@@ -365,7 +381,7 @@ def test_a_request_waits_for_room_for_its_keys_and_values(mlx_case: Case) -> Non
 
 
 def test_a_request_that_will_never_have_room_fails_with_the_reason(mlx_case: Case) -> None:
-    one = Sizes(Model(str(mlx_case.folder), Settings())).of(100)
+    one = Sizes(Model(str(mlx_case.folder), Settings()), 128).of(100)
     port = FakePort().at(0, Admit(1, prompt(1, 60), 40)).at(2, Admit(2, prompt(2, 10), 5))
     serve(mlx_case, port, kv_bytes=one - 1)
     assert list(port.failures) in ([1], [1, 2])
@@ -376,7 +392,7 @@ def test_a_request_that_will_never_have_room_fails_with_the_reason(mlx_case: Cas
 
 
 def test_a_request_that_is_cancelled_while_it_waits_for_room_is_forgotten(llama_case: Case) -> None:
-    one = Sizes(Model(str(llama_case.folder), Settings())).of(100)
+    one = Sizes(Model(str(llama_case.folder), Settings()), 128).of(100)
     port = FakePort().at(0, *(Admit(id, prompt(id, 60), 40) for id in range(1, 4))).at(3, Cancel(2))
     serve(llama_case, port, kv_bytes=one)
     assert port.answers[2] == [] and list(port.finishes) == [1, 3]

@@ -299,7 +299,7 @@ def test_conversations_under_a_small_budget_get_their_cold_answers(mlx_case: Cas
         if id % 6 == 0:
             port.at(3 * id + rng.randint(1, 20), Cancel(id))
     model = Model(str(mlx_case.folder), Settings(max_batch=4))
-    budget = texts * Sizes(model).of(150)
+    budget = texts * Sizes(model, 32).of(150)
     engine = MlxEngine(model, port.fail, 32, budget, ahead=ahead)
     step = engine.step
 
