@@ -76,8 +76,9 @@ $(VENV)/.runtime: requirements/runtime.txt
 	$(BIN)/python -m pip install --quiet --requirement requirements/runtime.txt
 	touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
+$(VENV)/.dev: requirements/dev.txt requirements/mlx.txt $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --requirement requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/mlx.txt
 	touch $@
 
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.dev

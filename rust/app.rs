@@ -40,9 +40,10 @@ pub struct App {
 
 impl App {
     /// Parses the arguments (without the program's name) and starts what they say. `python` is the interpreter that this runs in; it can run pip.
+    /// `mlx`: whether MLX is the best engine on this machine.
     /// Must be called on the process's first thread, which gives the process its name.
     #[must_use]
-    pub fn start(args: Vec<OsString>, python: Option<PathBuf>) -> Self {
+    pub fn start(args: Vec<OsString>, python: Option<PathBuf>, mlx: bool) -> Self {
         let ended = |code| Self { launches: None, doors: None, code };
         let launch = match launch::read(&args, |name| std::env::var_os(name)) {
             Ok(launch) => launch,
@@ -59,6 +60,9 @@ impl App {
                 return ended(u8::try_from(error.exit_code()).unwrap_or(2));
             }
         };
+        if mlx {
+            config.best = EngineName::Mlx;
+        }
         let program = python.clone();
         config.python = config.python.or(python);
         if let Err(error) = log(&config) {
@@ -186,33 +190,52 @@ async fn command(config: &Config, program: Option<PathBuf>, launcher: &Launcher)
         Command::Status(what) => crate::status::run(what).await,
         Command::Models(what) => {
             on_signals()?;
-            shelf::run(what, models_shelf(config)?, stop).await
+            let engine = engine_name(config, EngineName::Auto);
+            shelf::run(what, models_shelf(config, engine)?, Form::of(engine), stop).await
         }
     }
 }
 
 fn models(config: &Config, names: &[String], engine: &Engine, launcher: &Launcher) -> Result<Models> {
-    Models::new(names, models_shelf(config)?, launcher.clone(), engine_name(engine), engine.settings())
+    let (name, settings) = (engine_name(config, engine.name), engine.settings());
+    let models = Models::new(names, models_shelf(config, name)?, launcher.clone(), name, settings)?;
+    if !may_fall_back(engine, name) {
+        return Ok(models);
+    }
+    let sources = names.iter().map(|name| catalog::resolve(name, Form::Onnx)).collect::<Result<_>>()?;
+    Ok(models.or(FALLBACK, sources, &models_shelf(config, FALLBACK)?))
 }
 
 fn worker_model(config: &Config, worker: &Worker, launcher: &Launcher) -> Result<Models> {
-    let engine = engine_name(&worker.engine);
+    let engine = engine_name(config, worker.engine.name);
     // A variable that is set to nothing says nothing.
     let model = worker.model.as_deref().filter(|model| !model.is_empty());
     let asked = Asked { model, repo: worker.repo.as_deref(), dir: worker.dir.as_deref(), key: &worker.model_key };
     // An engine without a model has no use for one: nothing is looked for.
-    let served = match engine {
+    let (name, source) = match engine {
         "mock" | "echo" => (model.unwrap_or(&worker.model_key).to_owned(), Source::Builtin),
         _ => catalog::of_worker(asked, Form::of(engine))?,
     };
     let mut settings = worker.engine.settings();
     settings.cache_bytes.get_or_insert(config::WORKER_CACHE);
-    Models::of(vec![served], models_shelf(config)?, launcher.clone(), engine, settings)
+    let models = Models::of(vec![(name, source)], models_shelf(config, engine)?, launcher.clone(), engine, settings)?;
+    if !may_fall_back(&worker.engine, engine) {
+        return Ok(models);
+    }
+    let (_, other) = catalog::of_worker(asked, Form::of(FALLBACK))?;
+    Ok(models.or(FALLBACK, vec![other], &models_shelf(config, FALLBACK)?))
 }
 
-fn engine_name(engine: &Engine) -> &'static str {
-    match engine.name {
-        // ONNX Runtime is the one engine with a model so far; a better one for a machine would be chosen here.
+/// The engine that takes over where the best one cannot run a model, unless the user chose it.
+const FALLBACK: &str = "onnx";
+
+fn may_fall_back(engine: &Engine, name: &str) -> bool {
+    engine.name == EngineName::Auto && name != FALLBACK
+}
+
+fn engine_name(config: &Config, name: EngineName) -> &'static str {
+    match name {
+        EngineName::Auto if config.best == EngineName::Mlx => "mlx",
         EngineName::Auto | EngineName::Onnx => "onnx",
         EngineName::Mlx => "mlx",
         EngineName::Echo => "echo",
@@ -220,8 +243,8 @@ fn engine_name(engine: &Engine) -> &'static str {
     }
 }
 
-fn models_shelf(config: &Config) -> Result<Shelf> {
-    Ok(Shelf::new(config.home()?, config.python.clone()).with_dtype(config::dtype()))
+fn models_shelf(config: &Config, engine: &str) -> Result<Shelf> {
+    Ok(Shelf::new(config.home()?, config.python.clone()).with_dtype(config::dtype()).with_form(Form::of(engine)))
 }
 
 async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {

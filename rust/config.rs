@@ -33,6 +33,9 @@ pub struct Config {
     /// The Python that fetches models, with pip or huggingface_hub [default: the one that runs emberd]
     #[arg(long, global = true, env = "EMBERD_PYTHON", value_name = "PROGRAM", hide = true)]
     pub python: Option<PathBuf>,
+    /// What [`EngineName::Auto`] is on this machine: told by the program, not by the user.
+    #[arg(skip = EngineName::Onnx)]
+    pub best: EngineName,
 }
 
 /// What to do.
@@ -217,11 +220,11 @@ impl Engine {
 /// The engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum EngineName {
-    /// The best one for this machine.
+    /// MLX where it is installed on Apple silicon, else ONNX Runtime, which also takes over where MLX cannot run a model.
     Auto,
     /// ONNX Runtime.
     Onnx,
-    /// MLX: not in this version.
+    /// MLX.
     Mlx,
     /// Repeats the prompt, without a model, through Python: for tests of the boundary.
     Echo,

@@ -18,13 +18,13 @@ use crate::shutdown::{Reason, Stop};
 /// Where there is no terminal, a line at most this often.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
-/// Runs the command; the exit code.
+/// Runs the command; the exit code. Models are pulled in the form that the engine of this machine takes.
 ///
 /// # Errors
 /// As the work in [`Shelf`] has them.
-pub async fn run(what: &Models, shelf: Shelf, stop: Stop) -> Result<u8> {
+pub async fn run(what: &Models, shelf: Shelf, form: Form, stop: Stop) -> Result<u8> {
     match what {
-        Models::Pull { model } => pull(model, shelf, stop).await,
+        Models::Pull { model } => pull(model, shelf, form, stop).await,
         Models::List { all } => list(&shelf, *all),
         Models::Rm { model } => remove(model, &shelf),
     }
@@ -46,9 +46,8 @@ fn remove(model: &str, shelf: &Shelf) -> Result<u8> {
     say(&format!("removed {model} ({})", size(bytes)))
 }
 
-async fn pull(model: &str, shelf: Shelf, stop: Stop) -> Result<u8> {
-    // The one engine with a model so far takes ONNX.
-    let source = catalog::resolve(model, Form::Onnx)?;
+async fn pull(model: &str, shelf: Shelf, form: Form, stop: Stop) -> Result<u8> {
+    let source = catalog::resolve(model, form)?;
     if let Source::Folder(path) = &source {
         crate::models::folder::check(path)?;
         return say(&format!("{} is a model folder already", path.display()));

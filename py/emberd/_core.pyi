@@ -276,8 +276,11 @@ class App:
     def finish(self) -> int:
         """Waits until everything in Rust has ended; returns the exit code."""
 
-def start(args: Sequence[str], python: str | PathLike[str] | None = None) -> App:
-    """Parses the arguments (without the program's name) and starts what they say; `python` can run pip."""
+def start(args: Sequence[str], python: str | PathLike[str] | None = None, mlx: bool = False) -> App:
+    """Parses the arguments (without the program's name) and starts what they say; `python` can run pip.
+
+    `mlx` says whether MLX is the best engine on this machine.
+    """
 
 def graphs(dtype: str) -> list[str]:
     """Where the graph of a model may be within its folder, the best place first, for weights in this form.

@@ -27,7 +27,7 @@ def main() -> NoReturn:
     """
     # The doors decide what an interrupt means. Python's own handler would raise it here, at the end, as a second opinion.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    app = _core.start(sys.argv[1:], sys.executable)
+    app = _core.start(sys.argv[1:], sys.executable, mlx_is_best())
     engines: list[Thread] = []
     while (launch := app.next_launch()) is not None:
         engines = [thread for thread in engines if thread.is_alive()]
@@ -39,6 +39,17 @@ def main() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def mlx_is_best() -> bool:
+    """Whether this is Apple silicon, and what the engine over MLX needs is installed. Nothing is imported to tell."""
+    if sys.platform != "darwin" or os.uname().machine != "arm64":
+        return False
+    from importlib.util import find_spec
+
+    from emberd.loop import EXTRAS
+
+    return all(find_spec(package) is not None for package in EXTRAS["mlx"])
 
 
 def _start(launch: _core.Launch) -> Thread:

@@ -96,8 +96,13 @@ def uniform(seed: int, n: int) -> float:
 
 
 def highest(logits: NDArray[np.floating], count: int = CANDIDATES) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
-    """The highest logits in descending order, of equal ones the lower id first, and their token ids."""
+    """The highest logits in descending order, of equal ones the lower id first, and their token ids.
+
+    Raises `ValueError` when none is a number.
+    """
     ids = _best(logits, min(count, len(logits)))
+    if not len(ids):
+        raise ValueError("the highest logit is nan")
     return logits[ids], ids
 
 

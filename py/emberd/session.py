@@ -9,7 +9,6 @@ one that emberd made, of which nothing need be tried. Such a graph gives `logits
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 from collections.abc import Collection
 import re
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
-from emberd import layout
+from emberd import configs, layout
 from emberd.engine import EngineError, at_least_one, eos_ids
 from emberd.probe import Found, Probe
 
@@ -130,18 +129,8 @@ def find_graph(folder: Path, dtype: str | None = None) -> Path:
 
 
 def read_config(path: Path, required: bool = False) -> dict[str, Any]:
-    """A JSON object from a file; an empty one where the file may be missing and is."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        if required:
-            raise EngineError(f"{path.parent} holds no {path.name}", _IMPORT) from None
-        return {}
-    except ValueError as error:
-        raise EngineError(f"{path} is not JSON: {error}", _IMPORT) from error
-    if not isinstance(value, dict):
-        raise EngineError(f"{path} holds no JSON object", _IMPORT)
-    return value
+    """A JSON object from a file of the folder, as `configs` reads it."""
+    return configs.read_config(path, _IMPORT, required)
 
 
 def physical_cores() -> int:

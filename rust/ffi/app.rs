@@ -14,11 +14,12 @@ pub(crate) struct App {
     app: Mutex<emberd::app::App>,
 }
 
-/// Parses the arguments (without the program's name) and starts what they say. `python` is the interpreter that can run pip.
+/// Parses the arguments (without the program's name) and starts what they say. `python` is the interpreter that can run pip; `mlx` says whether MLX is
+/// the best engine on this machine.
 #[pyfunction]
-#[pyo3(signature = (args, python=None))]
-pub(crate) fn start(py: Python<'_>, args: Vec<OsString>, python: Option<PathBuf>) -> App {
-    App { app: Mutex::new(py.detach(|| emberd::app::App::start(args, python))) }
+#[pyo3(signature = (args, python=None, mlx=false))]
+pub(crate) fn start(py: Python<'_>, args: Vec<OsString>, python: Option<PathBuf>, mlx: bool) -> App {
+    App { app: Mutex::new(py.detach(|| emberd::app::App::start(args, python, mlx))) }
 }
 
 /// Where the graph of a model may be within its folder, the best place first, for weights in this form (`PI_TINY_DTYPE`; a name that is none is the default).

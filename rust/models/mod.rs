@@ -14,6 +14,7 @@ pub mod hub;
 pub mod import;
 pub mod llama;
 mod logprobs;
+mod mlx;
 pub mod onnx;
 pub mod output;
 pub mod pip;
@@ -60,7 +61,7 @@ pub struct Entry {
 }
 
 impl Models {
-    /// The models under these names, folders and files. `engine` runs them all (`onnx`, `echo`, `mock`); one without a model
+    /// The models under these names, folders and files. `engine` runs them all (`onnx`, `mlx`, `echo`, `mock`); one without a model
     /// serves its own vocabulary under each name.
     ///
     /// # Errors
@@ -92,6 +93,15 @@ impl Models {
             return Err(Error::new(Code::InvalidValue, "no model to serve").hint("give --model"));
         }
         Ok(Self { hosted: hosted.into(), shelf })
+    }
+
+    /// Lets `engine` run these sources, in the order of the models, where the models' own engine cannot: once that has failed, for good.
+    #[must_use]
+    pub fn or(self, engine: &str, sources: Vec<Source>, shelf: &Shelf) -> Self {
+        for (hosted, source) in self.hosted.iter().zip(sources) {
+            hosted.or(hosted::Plan { source, shelf: shelf.clone(), engine: engine.to_owned() });
+        }
+        self
     }
 
     /// The model that answers when none is named.

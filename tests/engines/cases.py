@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,15 @@ def _echo_folder(folder: Path, eos: list[int]) -> Path:
     config = {"max_position_embeddings": 1024, "vocab_size": tiny.VOCAB, "eos_token_id": eos}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def _mlx_folder(config: str) -> Callable[[Path, list[int]], Path]:
+    def build(folder: Path, eos: list[int]) -> Path:
+        import tiny_mlx
+
+        return tiny_mlx.build(folder, getattr(tiny_mlx, config), eos=eos)
+
+    return build
 
 
 def _plain_folder(folder: Path, eos: list[int]) -> Path:
@@ -84,6 +94,13 @@ CASES = [
     Case("onnx-logits-only", "onnx", _plain_folder, long=230),
     *map(_hub, FORMS),
 ]
+if importlib.util.find_spec("mlx") is not None:
+    CASES += [
+        Case("mlx", "mlx", _mlx_folder("LLAMA"), long=230),
+        Case("mlx-sliding", "mlx", _mlx_folder("SLIDING"), long=230),
+        Case("mlx-recurrent", "mlx", _mlx_folder("MAMBA"), long=230),
+        Case("mlx-hybrid", "mlx", _mlx_folder("LFM2"), long=230),
+    ]
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -17,6 +17,8 @@ if importlib.util.find_spec("emberd._core") is None:
 
 from cases import CASES, Case
 
+collect_ignore_glob = [] if importlib.util.find_spec("mlx") else ["test_mlx*.py"]
+
 
 @pytest.fixture(autouse=True)
 def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ EOS = 7
 CANDIDATES = 256
 
 
-def weights(seed: int) -> dict[str, NDArray[np.float32]]:
-    """Every tensor of the model, from one seed."""
+def weights(seed: int, steps: int = 0) -> dict[str, NDArray[np.float32]]:
+    """Every tensor of the model, from one seed; with `steps`, rounded to so many parts of one."""
     rng = np.random.Generator(np.random.PCG64(seed))
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> NDArray[np.float32]:
@@ -43,6 +43,10 @@ def weights(seed: int) -> dict[str, NDArray[np.float32]]:
             f"up{layer}": matrix(HIDDEN, 2 * HIDDEN),
             f"down{layer}": matrix(2 * HIDDEN, HIDDEN),
         }
+    if steps:
+        tensors = {
+            name: np.round(value * steps).astype(np.float32) / np.float32(steps) for name, value in tensors.items()
+        }
     angles = np.arange(CONTEXT)[:, None] / 10000 ** (np.arange(0, HEAD_DIM, 2) / HEAD_DIM)[None, :]
     return tensors | {
         "gain": np.ones(HIDDEN, np.float32),
@@ -51,7 +55,7 @@ def weights(seed: int) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def graph(seed: int = 0, heads_in_graph: bool = True, positions: int = 0) -> onnx.ModelProto:
+def graph(seed: int = 0, heads_in_graph: bool = True, positions: int = 0, steps: int = 0) -> onnx.ModelProto:
     """The model as a graph; `heads_in_graph=False` leaves out ArgMax and TopK, as graphs made elsewhere do.
 
     With `positions` it gives logits of every token of a pass of up to so many, as imported graphs do.
@@ -62,7 +66,7 @@ def graph(seed: int = 0, heads_in_graph: bool = True, positions: int = 0) -> onn
         nodes.append(helper.make_node(kind, inputs, outputs, domain=domain, **attributes))
         return outputs[0]
 
-    constants = {name: numpy_helper.from_array(value, name) for name, value in weights(seed).items()}
+    constants = {name: numpy_helper.from_array(value, name) for name, value in weights(seed, steps).items()}
 
     def constant(name: str, value: NDArray[np.int64] | NDArray[np.int32]) -> str:
         constants[name] = numpy_helper.from_array(value, name)
@@ -149,11 +153,16 @@ def graph(seed: int = 0, heads_in_graph: bool = True, positions: int = 0) -> onn
 
 
 def build(
-    folder: Path, seed: int = 0, eos: int | list[int] = EOS, heads_in_graph: bool = True, positions: int = 0
+    folder: Path,
+    seed: int = 0,
+    eos: int | list[int] = EOS,
+    heads_in_graph: bool = True,
+    positions: int = 0,
+    steps: int = 0,
 ) -> Path:
     """Writes the model folder: `model.onnx`, `config.json`, `generation_config.json`. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(graph(seed, heads_in_graph, positions), str(folder / "model.onnx"))
+    onnx.save(graph(seed, heads_in_graph, positions, steps), str(folder / "model.onnx"))
     config = {"model_type": "llama", "max_position_embeddings": CONTEXT, "vocab_size": VOCAB, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))

@@ -12,8 +12,10 @@ use emberd::models::catalog::{Known, Source, Wheel};
 use emberd::models::fetch::Shelf;
 use emberd::models::folder::sha256;
 use emberd::models::progress::{Progress, Stage};
+use emberd::models::table::Form;
 
 use crate::http_support::PATIENCE;
+use crate::models::writer::{Q4_1, Q8_0, tiny};
 
 const FILE: &str = "tiny.gguf";
 
@@ -80,6 +82,19 @@ fn known(content: &[u8]) -> Source {
         sha256: Box::leak(sha256(&path).unwrap().into_boxed_str()),
     };
     Source::Known(Box::leak(Box::new(Known { name: "tiny", about: "a test", licence: "none", wheel })))
+}
+
+#[test]
+fn engines_that_take_another_form_have_a_folder_of_their_own() {
+    let rig = Rig::new("");
+    let path = rig.path(FILE);
+    fs::write(&path, tiny(Q4_1, Q8_0).bytes()).unwrap();
+    let source = Source::Gguf(path);
+    let [onnx, mlx] = [Form::Onnx, Form::Mlx].map(|form| rig.shelf.clone().with_form(form).ensure(&source, "tiny", &|_| {}).unwrap());
+    assert_eq!(mlx.file_name().unwrap().to_str().unwrap(), format!("{}-mlx", onnx.file_name().unwrap().to_str().unwrap()));
+    assert!(onnx.join("model.onnx").is_file() && !onnx.join("model.gguf").exists());
+    assert!(mlx.join("model.gguf").is_file() && !mlx.join("model.onnx").exists());
+    assert_eq!(rig.shelf.installed().unwrap().len(), 2);
 }
 
 #[test]

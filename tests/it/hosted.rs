@@ -7,6 +7,8 @@ use emberd::engine::Launch;
 use emberd::engine::host::Launches;
 use emberd::engine::mock::{Fault, Mock};
 use emberd::error::Code;
+use emberd::models::catalog::Source;
+use emberd::models::fetch::Shelf;
 use emberd::models::{Hosted, Models, State};
 
 use crate::http_support::{PATIENCE, gated, models, until};
@@ -69,6 +71,39 @@ async fn a_load_that_failed_is_told_to_all_and_tried_again_by_the_next() {
     let (next, _launches) = launch(launches).await;
     run(next, Mock::default());
     third.model().await.unwrap();
+}
+
+#[tokio::test]
+async fn where_its_own_engine_cannot_run_it_the_other_one_does_from_then_on() {
+    let (models, launches) = models(8);
+    let models = models.or("other", vec![Source::Builtin], &Shelf::new("unused".into(), None));
+    let hosted = Arc::clone(models.default_model());
+    let loading = hosted.load();
+    let (next, launches) = launch(launches).await;
+    assert_eq!(next.engine, "echo");
+    run(next, Mock { fault: Fault::FailLoad, ..Mock::default() });
+    let (next, launches) = launch(launches).await;
+    assert_eq!((&*next.engine, hosted.state()), ("other", State::Loading));
+    run(next, Mock { fault: Fault::FailLoad, ..Mock::default() });
+    assert_eq!(loading.model().await.err().unwrap().code, Code::ModelLoadFailed, "once, and no further");
+    let loading = hosted.load();
+    let (next, _launches) = launch(launches).await;
+    assert_eq!(next.engine, "other", "what failed is not tried again");
+    run(next, Mock::default());
+    loading.model().await.unwrap();
+    assert_eq!(hosted.state(), State::Ready);
+}
+
+#[tokio::test]
+async fn an_engine_that_can_run_a_model_has_no_other_in_its_place() {
+    let (models, launches) = models(8);
+    let models = models.or("other", vec![Source::Builtin], &Shelf::new("unused".into(), None));
+    let loading = models.default_model().load();
+    let (next, launches) = launch(launches).await;
+    run(next, Mock::default());
+    loading.model().await.unwrap();
+    drop(models);
+    assert!(aside(move || launches.next().is_none()).await, "there was one launch in all");
 }
 
 #[tokio::test]

@@ -21,6 +21,20 @@ fn import_into(file: &File, folder: &Path, form: Form) -> Result<Imported, Impor
     import_gguf(&path, folder, form, &mut |_, _| {})
 }
 
+#[test]
+fn an_engine_that_reads_the_file_gets_it_as_it_is_beside_its_tokenizer() {
+    let (folder, file) = (tempfile::tempdir().unwrap(), tiny(Q4_1, Q8_0));
+    let imported = import_into(&file, folder.path(), Form::Mlx).unwrap();
+    assert_eq!(fs::read(folder.path().join("model.gguf")).unwrap(), file.bytes());
+    let mut names: Vec<String> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["config.json", "emberd.json", "generation_config.json", "model.gguf", "tokenizer.json", "tokenizer_config.json"]);
+    let listed = imported.files.iter().find(|each| each.name == "model.gguf").unwrap();
+    assert_eq!((listed.bytes, &listed.sha256), (imported.source.bytes, &imported.source.sha256));
+    emberd::models::folder::check(folder.path()).unwrap();
+}
+
 /// An imported model, with its constants as bytes.
 struct Model {
     proto: ModelProto,

@@ -3,4 +3,4 @@
 mod gguf;
 mod import;
 mod pieces;
-mod writer;
+pub mod writer;
