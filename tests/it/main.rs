@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr, unreachable_pub)]
 
 mod answer;
+mod calls;
 mod decode;
 mod fetch;
 mod hosted;
