@@ -16,6 +16,7 @@ pub use omp::{Install, Omp};
 use crate::engine::Settings;
 use crate::error::{Code, Error, Result};
 use crate::models::table::Dtype;
+use crate::responses::ReasoningEvents;
 
 /// Keeps a small language model warm for every program on the machine.
 #[derive(Debug, Clone, Parser)]
@@ -84,6 +85,9 @@ pub struct Serve {
     /// How long answers in flight may go on after a signal to stop, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub grace: u64,
+    /// How a model's thoughts go out: as a summary, which every client shows, or as reasoning text
+    #[arg(long, value_name = "FORM", value_enum, default_value_t)]
+    pub reasoning_events: ReasoningEvents,
     /// Load the model with the first request instead of at the start
     #[arg(long)]
     pub lazy: bool,

@@ -20,7 +20,9 @@ use crate::models::catalog::Source;
 use crate::models::fetch::Shelf;
 use crate::models::progress::Progress;
 use crate::models::sampling::Defaults;
-use crate::prompt::{Prompter, Tokenizer, Turn};
+use crate::prompt::{Prompter, Tokenizer, Turn, Writing};
+use crate::text::decode::Visible;
+use crate::text::{Parser, Signatures};
 
 /// News that a slow watcher may fall behind by before it misses some.
 const NEWS: usize = 256;
@@ -301,6 +303,8 @@ pub struct Model {
     /// Its engine.
     pub engine: Engine,
     prompter: Prompter,
+    /// The special tokens that mark thoughts and calls, for requests without and with tools.
+    visible: [Visible; 2],
 }
 
 /// What is asked of a model.
@@ -323,11 +327,30 @@ pub struct PromptOptions {
     pub enable_thinking: Option<bool>,
     /// Text that the answer is made to begin with: appended as it is to the rendered prompt.
     pub prefill: Option<String>,
+    /// How hard the model should think, for templates that ask.
+    pub effort: Option<&'static str>,
+    /// The tools that the model may call, as templates know them.
+    pub tools: Arc<[serde_json::Value]>,
+    /// The same, as its calls are read.
+    pub signatures: Arc<Signatures>,
+}
+
+/// A conversation as token ids.
+#[derive(Debug)]
+pub struct Prompt {
+    /// At least one.
+    pub ids: Vec<u32>,
+    /// What tells thoughts, words and calls of the answer apart; `None` where there are only words.
+    parser: Option<Parser>,
+    /// The special tokens that it has to see.
+    visible: Visible,
 }
 
 impl Model {
     fn new(id: String, prompter: Prompter, engine: Engine, capabilities: Arc<Capabilities>, defaults: Defaults) -> Self {
-        Self { id, capabilities, defaults, engine, prompter }
+        let detokeniser = prompter.tokenizer().detokeniser();
+        let visible = [false, true].map(|tools| detokeniser.specials(&prompter.format(tools).marks()));
+        Self { id, capabilities, defaults, engine, prompter, visible }
     }
 
     fn alive(&self) -> bool {
@@ -339,13 +362,18 @@ impl Model {
     /// # Errors
     /// `invalid_value` when the model's template refuses the conversation; `context_length_exceeded` when its text alone says that it cannot fit, so
     /// that a text of megabytes is not tokenised to be refused.
-    pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Vec<u32>> {
-        let text = self.prompter.text(turns, options.enable_thinking, options.prefill.as_deref().unwrap_or_default())?;
+    pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Prompt> {
+        let PromptOptions { enable_thinking, prefill, effort, tools, signatures } = options;
+        let prefill = prefill.as_deref().unwrap_or_default();
+        let text = self.prompter.text(turns, &Writing { tools, enable_thinking: *enable_thinking, effort: *effort, prefill })?;
         let (least, window) = (self.prompter.tokenizer().at_least(&text), self.capabilities.context_length);
         if least > window as usize {
             return Err(self.too_long(&format!("at least {least}")));
         }
-        self.prompter.tokenizer().encode(&text, false).map_err(|error| Error::new(Code::ServerError, error.to_string()))
+        let ids = self.prompter.tokenizer().encode(&text, false).map_err(|error| Error::new(Code::ServerError, error.to_string()))?;
+        let with_tools = !tools.is_empty();
+        let parser = Parser::of(self.prompter.format(with_tools), Arc::clone(signatures), &text);
+        Ok(Prompt { ids, parser, visible: Arc::clone(&self.visible[usize::from(with_tools)]) })
     }
 
     /// How many tokens an answer to a prompt of this length can have.
@@ -382,5 +410,18 @@ impl Model {
     pub fn answer_at(&self, place: Place, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
         let generation = place.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling, ..Request::default() })?;
         Ok(Answer::new(generation, self.prompter.tokenizer(), ask.stop, ask.include_stop))
+    }
+
+    /// As [`Model::answer_at`], with thoughts and calls told apart from words. The answer ends after `most_calls` calls.
+    ///
+    /// # Errors
+    /// As [`Place::submit`].
+    pub fn converse(&self, place: Place, prompt: Prompt, ask: Ask, most_calls: Option<u32>) -> Result<Answer> {
+        let Prompt { ids, parser, visible } = prompt;
+        let answer = self.answer_at(place, ids, ask)?;
+        Ok(match parser {
+            Some(parser) => answer.parsed(parser, visible, most_calls),
+            None => answer,
+        })
     }
 }

@@ -28,8 +28,8 @@ pub mod whole;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use answer::{Answer, Ending, Pieces};
-pub use hosted::{Ask, Hosted, Loading, Model, PromptOptions, State, beside};
+pub use answer::{Answer, Ending, Piece, Pieces};
+pub use hosted::{Ask, Hosted, Loading, Model, Prompt, PromptOptions, State, beside};
 pub use logprobs::{Likely, TokenLogprob};
 pub use sampling::{Controls, Defaults};
 

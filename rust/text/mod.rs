@@ -13,6 +13,6 @@ pub mod stop;
 
 pub use calls::{Family, Signatures};
 pub use decode::{DecodeStream, Detokeniser};
-pub use parse::Parser;
+pub use parse::{Format, Parser};
 pub use parsed::{Kind, Parsed};
 pub use stop::StopMatcher;

@@ -37,6 +37,37 @@ enum State {
     Harmony(Box<Harmony>),
 }
 
+/// How a model marks what it thinks and what it calls for.
+#[derive(Debug, Clone, Copy)]
+pub struct Format {
+    /// How it writes calls.
+    pub family: &'static Family,
+    /// How it marks thoughts, if it does.
+    pub tags: Option<&'static Tags>,
+}
+
+impl Format {
+    /// That of the model with this chat template.
+    #[must_use]
+    pub fn of(template: &str) -> Self {
+        let family = Family::of(template);
+        let found = Self { family, tags: None };
+        Self { tags: if found.channels() { None } else { Tags::of(template) }, ..found }
+    }
+
+    /// Whether it speaks in channels.
+    fn channels(self) -> bool {
+        self.family.name == "harmony"
+    }
+
+    /// The marks whose text a parser has to see, also where they are special tokens.
+    #[must_use]
+    pub fn marks(self) -> Vec<&'static str> {
+        let tags = self.tags.map(|tags| [tags.open, tags.close]);
+        self.family.marks().chain(tags.into_iter().flatten()).collect()
+    }
+}
+
 /// The parser of one answer.
 #[derive(Debug)]
 pub struct Parser {
@@ -55,13 +86,12 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// The parser for an answer of the model with this chat template, to a request with these tools. `None` where there is nothing to tell
-    /// apart. `prompt`: what the answer goes on from.
+    /// The parser for an answer of a model of this form, to a request with these tools. `None` where there is nothing to tell apart. `prompt`: what
+    /// the answer goes on from.
     #[must_use]
-    pub fn of(template: &str, tools: Arc<Signatures>, prompt: &str) -> Option<Self> {
-        let family = Family::of(template);
-        let channels = family.name == "harmony";
-        let tags = if channels { None } else { Tags::of(template) };
+    pub fn of(format: Format, tools: Arc<Signatures>, prompt: &str) -> Option<Self> {
+        let Format { family, tags } = format;
+        let channels = format.channels();
         if tools.is_empty() && tags.is_none() && !channels {
             return None;
         }
@@ -83,13 +113,6 @@ impl Parser {
             () => State::Words,
         };
         Some(Self { tags, marks, tools, held: String::new(), state, begun: false, after: inside, open: false, ended: 0 })
-    }
-
-    /// The marks whose text the parser has to see, also where they are special tokens.
-    #[must_use]
-    pub fn visible(template: &str) -> Vec<&'static str> {
-        let tags = Tags::of(template).map(|tags| [tags.open, tags.close]);
-        Family::of(template).marks().chain(tags.into_iter().flatten()).chain(GEMMA_CHANNEL).collect()
     }
 
     /// Whether what has been read last belongs to a thought.
@@ -319,9 +342,6 @@ impl Parser {
         self.held.drain(..bytes);
     }
 }
-
-/// Gemma 4 names its channels behind this mark.
-const GEMMA_CHANNEL: [&str; 1] = ["<|channel>"];
 
 /// How much blank a text begins with.
 fn blank(text: &str) -> usize {

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use emberd::text::{Kind, Parsed, Parser, Signatures};
+use emberd::text::{Format, Kind, Parsed, Parser, Signatures};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// What a reader is told: thoughts `?…`, words `=…`, calls `name(arguments)`, with `!` behind those that were cut short.
 fn told<'a>(template: &str, prompt: &str, pieces: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let mut parser = Parser::of(template, Arc::new(tools()), prompt).unwrap();
+    let mut parser = Parser::of(Format::of(template), Arc::new(tools()), prompt).unwrap();
     let (mut parsed, mut found, mut raw, mut shown, mut hidden) = (Parsed::default(), Vec::<String>::new(), 0, 0, 0);
     let mut last = None;
     let mut take = |parsed: &mut Parsed| {
@@ -276,8 +276,8 @@ fn a_line_break_in_a_text_is_mended() {
 
 #[test]
 fn without_tools_calls_are_text_and_thoughts_are_still_thoughts() {
-    assert!(Parser::of(HERMES, Arc::default(), "").is_none());
-    let mut parser = Parser::of(QWEN, Arc::default(), "").unwrap();
+    assert!(Parser::of(Format::of(HERMES), Arc::default(), "").is_none());
+    let mut parser = Parser::of(Format::of(QWEN), Arc::default(), "").unwrap();
     let mut parsed = Parsed::default();
     parser.push("<think>a</think><tool_call>{\"name\": \"time\"}</tool_call>", &mut parsed);
     parser.finish(&mut parsed);

@@ -51,10 +51,24 @@ fn each_wrong_field_is_named_with_its_path() {
         (message(json!([{"type": "image_url", "image_url": "data:,"}])), UnsupportedParameter, "input[0].content[0].type"),
         (message(json!([{"type": "input_file", "file_data": ""}])), UnsupportedParameter, "input[0].content[0].type"),
         (message(json!([{"type": "wibble"}])), InvalidValue, "input[0].content[0].type"),
-        (json!({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}), UnsupportedParameter, "input[0].type"),
-        (json!({"input": [{"role": "user", "content": "x"}, {"type": "function_call"}]}), UnsupportedParameter, "input[1].type"),
-        (json!({"input": [{"type": "reasoning", "summary": []}]}), UnsupportedParameter, "input[0].type"),
+        (json!({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}), InvalidValue, "input[0].call_id"),
+        (json!({"input": [{"role": "user", "content": "x"}, {"type": "function_call"}]}), MissingRequiredParameter, "input[1].name"),
+        (json!({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}), MissingRequiredParameter, "input[0].call_id"),
+        (json!({"input": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]}), InvalidType, "input[0].arguments"),
+        (json!({"input": [{"type": "function_call", "name": "f", "arguments": "", "call_id": ""}]}), InvalidValue, "input[0].call_id"),
+        (
+            json!({"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}]}),
+            MissingRequiredParameter,
+            "input[0].summary[0].text",
+        ),
+        (
+            json!({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]}),
+            Code::InvalidEncryptedContent,
+            "input[0].encrypted_content",
+        ),
         (json!({"input": [{"type": "item_reference", "id": "msg_1"}]}), UnsupportedParameter, "input[0].type"),
+        (json!({"input": [{"id": "msg_1"}]}), UnsupportedParameter, "input[0].id"),
+        (json!({"input": [{"type": "compaction", "encrypted_content": "x"}]}), UnsupportedParameter, "input[0].type"),
         (json!({"input": [{"type": "wibble"}]}), InvalidValue, "input[0].type"),
         (json!({"input": [{"type": 7}]}), InvalidType, "input[0].type"),
         (with("model", json!(5)), InvalidType, "model"),
@@ -112,12 +126,37 @@ fn each_wrong_field_is_named_with_its_path() {
         (with("tools", json!({})), InvalidType, "tools"),
         (with("tools", json!([{"name": "f"}])), MissingRequiredParameter, "tools[0].type"),
         (with("tools", json!([{"type": "web_search"}, {"type": "function"}])), MissingRequiredParameter, "tools[1].name"),
-        (with("tools", function.clone()), UnsupportedParameter, "tools[0]"),
-        (with("tools", json!([{"type": "namespace", "name": "n", "tools": function}])), UnsupportedParameter, "tools[0]"),
-        (with("tools", json!([{"type": "custom", "name": "n"}])), UnsupportedParameter, "tools[0]"),
+        (with("tools", json!([{"type": "function", "name": ""}])), InvalidValue, "tools[0].name"),
+        (with("tools", json!([{"type": "function", "name": "f", "parameters": "{}"}])), InvalidType, "tools[0].parameters"),
+        (with("tools", json!([{"type": "function", "name": "f", "strict": 1}])), InvalidType, "tools[0].strict"),
+        (with("tools", json!([{"type": "function", "name": "f"}, {"type": "custom", "name": "f"}])), InvalidValue, "tools[1]"),
+        (with("tools", json!([{"type": "namespace", "name": "n"}])), MissingRequiredParameter, "tools[0].tools"),
+        (
+            with("tools", json!([{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}])),
+            MissingRequiredParameter,
+            "tools[0].tools[0].name",
+        ),
+        (
+            with("tools", json!([{"type": "custom", "name": "n", "format": {"type": "grammar", "definition": 5}}])),
+            InvalidType,
+            "tools[0].format.definition",
+        ),
         (with("tool_choice", json!("always")), InvalidValue, "tool_choice"),
         (with("tool_choice", json!("required")), UnsupportedParameter, "tool_choice"),
-        (with("tool_choice", json!({"type": "function", "name": "f"})), UnsupportedParameter, "tool_choice"),
+        (with("tool_choice", json!({"type": "function", "name": "f"})), InvalidValue, "tool_choice.name"),
+        (json!({"input": "hi", "tools": function, "tool_choice": {"type": "function", "name": "f"}}), UnsupportedParameter, "tool_choice"),
+        (with("tool_choice", json!({"type": "web_search"})), UnsupportedParameter, "tool_choice"),
+        (with("tool_choice", json!({"type": "allowed_tools", "mode": "auto"})), MissingRequiredParameter, "tool_choice.tools"),
+        (
+            with("tool_choice", json!({"type": "allowed_tools", "tools": [{"type": "function", "name": "g"}]})),
+            InvalidValue,
+            "tool_choice.tools[0].name",
+        ),
+        (
+            json!({"input": "hi", "tools": function, "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": function}}),
+            UnsupportedParameter,
+            "tool_choice",
+        ),
         (with("tool_choice", json!(1)), InvalidType, "tool_choice"),
         (with("text", json!("x")), InvalidType, "text"),
         (with("text", json!({"format": {}})), MissingRequiredParameter, "text.format.type"),
@@ -224,6 +263,122 @@ fn function_tools_are_kept_when_their_use_is_ruled_out() {
     let echo = read(&body).unwrap().echo;
     assert_eq!(echo.tools, [json!({"type": "function", "name": "f", "description": null, "parameters": null, "strict": null})]);
     assert_eq!(echo.tool_choice, json!("none"));
+}
+
+#[test]
+fn tools_are_shown_under_names_that_are_given_back() {
+    let tools = json!([
+        {"type": "function", "name": "f", "description": null, "parameters": null, "strict": false},
+        {"type": "web_search", "external_web_access": false},
+        {"type": "namespace", "name": "ns", "description": "many", "tools": [
+            {"type": "function", "name": "do", "description": "does", "parameters": {"properties": {"a": {"type": "string"}}, "x": 1}}]},
+        {"type": "custom", "name": "draw", "description": "draws", "format": {"type": "grammar", "syntax": "lark", "definition": "start: \"a\""}},
+    ]);
+    let request = read(&with("tools", tools.clone())).unwrap();
+    let shown = request.tools.definitions();
+    let names: Vec<&str> = shown.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["f", "ns__do", "draw"]);
+    assert_eq!(shown[0]["function"]["parameters"], json!({"type": "object", "properties": {}}));
+    assert_eq!(shown[1]["function"]["parameters"], json!({"properties": {"a": {"type": "string"}}, "x": 1, "type": "object"}));
+    assert_eq!(shown[2]["function"]["description"], "draws\nThe input follows this grammar:\nstart: \"a\"");
+    assert_eq!(request.tools.named("ns__do"), ("do", Some("ns"), false));
+    assert_eq!(request.tools.named("draw"), ("draw", None, true));
+    assert_eq!(request.tools.named("other"), ("other", None, false));
+    assert_eq!(request.echo.tools[1..], tools.as_array().unwrap()[1..]);
+
+    let mut body = with("tools", tools);
+    body["tool_choice"] =
+        json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "namespace": "ns", "name": "do"}]});
+    let request = read(&body).unwrap();
+    assert_eq!(request.tools.signatures().keys().collect::<Vec<_>>(), ["ns__do"]);
+    assert_eq!(request.echo.tool_choice, body["tool_choice"]);
+    body["tool_choice"] = json!("none");
+    assert!(read(&body).unwrap().tools.is_empty());
+}
+
+/// Turns as short words: the role's first letter, `thoughts?`, the text, `name(arguments)`.
+fn shape(input: Value) -> Vec<String> {
+    let turns = read(&json!({"input": input})).unwrap().turns;
+    turns
+        .iter()
+        .map(|turn| {
+            let thoughts = if turn.reasoning.is_empty() { String::new() } else { format!("{}?", turn.reasoning) };
+            let calls: String = turn.calls.iter().map(|call| format!(" {}({})", call.name, call.arguments)).collect();
+            format!("{}:{thoughts}{}{calls}", &turn.role.name()[..1], turn.text)
+        })
+        .collect()
+}
+
+fn call(id: &str, name: &str) -> Value {
+    json!({"type": "function_call", "id": "fc_1", "call_id": id, "name": name, "arguments": "{}", "status": "completed"})
+}
+
+fn output(id: &str, text: &str) -> Value {
+    json!({"type": "function_call_output", "id": null, "call_id": id, "output": text})
+}
+
+#[test]
+fn what_the_assistant_did_is_one_turn_and_outputs_follow_in_the_order_of_the_calls() {
+    let user = json!({"role": "user", "content": "hi"});
+    let reasoning = json!({"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}], "encrypted_content": null, "status": null});
+    let said = json!({"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+        "content": [{"type": "output_text", "text": "ok", "annotations": [], "logprobs": []}]});
+    let parts = json!({"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "1"}, {"type": "output_text", "text": "2"}]});
+    assert_eq!(
+        shape(json!([user, reasoning, said, call("a", "f"), call("b", "g"), output("b", "B"), output("a", "A"), said, user])),
+        ["u:hi", "a:hm?ok f({}) g({})", "t:A", "t:B", "a:ok", "u:hi"]
+    );
+    assert_eq!(
+        shape(json!([user, call("a", "f"), said, reasoning, parts, call("b", "g"), output("b", "B")])),
+        ["u:hi", "a:hm?ok f({})", "t:1\n2", "a: g({})", "t:B"]
+    );
+    assert_eq!(
+        shape(json!([
+            {"type": "reasoning", "id": "", "summary": [{"type": "summary_text", "text": "s"}], "content": null},
+            {"type": "function_call", "call_id": "a", "namespace": "ns", "name": "do", "arguments": "{\"x\": 1}"},
+            {"type": "custom_tool_call", "call_id": "b", "name": "draw", "input": "a\"b"},
+            {"type": "custom_tool_call_output", "call_id": "b", "output": "B"},
+            output("a", "A"),
+            {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}, "status": "completed"},
+            {"type": "local_shell_call_output", "call_id": "c", "output": "{}"},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
+        ])),
+        [
+            "a:s? ns__do({\"x\": 1}) draw({\"input\":\"a\\\"b\"})",
+            "t:A",
+            "t:B",
+            "a: local_shell({\"type\":\"exec\",\"command\":[\"ls\"]})",
+            "t:{}",
+            "a:[web_search_call: {\"action\":{\"type\":\"search\",\"query\":\"q\"}}]",
+        ]
+    );
+}
+
+#[test]
+fn calls_and_outputs_that_do_not_match_are_named() {
+    let user = json!({"role": "user", "content": "hi"});
+    for (input, param, id) in [
+        (json!([user, output("a", "A")]), "input[1].call_id", "\"a\""),
+        (json!([call("a", "f"), output("a", "A"), output("a", "A")]), "input[2].call_id", "\"a\""),
+        (json!([call("a", "f"), call("b", "f"), output("a", "A"), output("a", "A")]), "input[3].call_id", "\"a\""),
+        (json!([call("a", "f"), output("b", "B")]), "input[1].call_id", "\"b\""),
+        (json!([call("a", "f"), call("a", "f")]), "input[1].call_id", "\"a\""),
+        (json!([call("a", "f"), user, output("a", "A")]), "input[1]", "\"a\""),
+        (json!([call("a", "f"), call("b", "f"), output("b", "B"), call("c", "f")]), "input[3]", "\"a\""),
+        (json!([user, call("a", "f"), call("b", "f")]), "input", "\"a\", \"b\""),
+        (json!([user, call("a", "f"), call("b", "f"), output("a", "A")]), "input", "\"b\""),
+        (json!([call("a", "f"), {"type": "function_call_output", "output": "A"}]), "input[1].call_id", "call_id"),
+        (json!([call("a", "f"), {"type": "function_call_output", "call_id": "a"}]), "input[1].output", "output"),
+        (
+            json!([call("a", "f"), {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": "data:,"}]}]),
+            "input[1].output[0].type",
+            "input_image",
+        ),
+    ] {
+        let error = read(&json!({"input": input})).err().unwrap_or_else(|| panic!("accepted: {input}"));
+        assert_eq!(error.param.as_deref(), Some(param), "{input}: {error}");
+        assert!(error.code.row().status == 400 && error.message.contains(id), "{input}: {error}");
+    }
 }
 
 #[test]
