@@ -27,17 +27,20 @@ pub(super) struct Dialect {
     results: bool,
     /// Whether it shows no more than one call of a turn.
     single: bool,
+    /// Whether it shows calls or words of a turn, but not both.
+    apart: bool,
 }
 
 /// Words that stand in no template.
 const TOOL: [&str; 2] = ["probed_tool_one", "probed_tool_two"];
 const KEY: &str = "probed_key";
 const VALUE: [&str; 2] = ["probed-value-one", "probed-value-two"];
+const SAID: &str = "probed-words";
 const RESULT: [&str; 2] = ["probed-result-one", "probed-result-two"];
 
 impl Dialect {
     /// That of a template that knows words alone.
-    pub(super) const PLAIN: Self = Self { tools: false, calls: None, results: false, single: false };
+    pub(super) const PLAIN: Self = Self { tools: false, calls: None, results: false, single: false, apart: false };
 
     /// That of a template.
     pub(super) fn of(template: &ChatTemplate, family: &'static Family) -> Self {
@@ -59,21 +62,32 @@ impl Dialect {
         let forms = [Arguments::Object, Arguments::Text].into_iter().flat_map(|form| [false, true].map(|empty| (form, empty)));
         let one = called(1);
         let calls = forms.into_iter().find(|form| {
-            let text =
-                render(&Self { tools: shows_tools, calls: Some(*form), results: true, single: false }.messages(&one, &[], family), given);
+            let text = render(
+                &Self { tools: shows_tools, calls: Some(*form), results: true, single: false, apart: false }.messages(&one, &[], family),
+                given,
+            );
             // Not as Python shows a dictionary, nor as a text within a text.
             let sound = !text.contains(&format!("'{KEY}'")) && !text.contains(&format!("\\\"{KEY}"));
             sound && [TOOL[0], VALUE[0], RESULT[0]].iter().all(|word| text.contains(word))
         });
-        let results = calls.is_some() || {
-            let answered = [plain[0].clone(), Turn::new(Role::Assistant, "I see."), Turn::new(Role::Tool, RESULT[0])];
-            render(&Self { tools: shows_tools, calls, results: true, single: false }.messages(&answered, &[], family), given)
+        // A template that knows nothing of tools may print any role, which tells its model nothing.
+        let results = calls.is_some()
+            || shows_tools && {
+                let answered = [plain[0].clone(), Turn::new(Role::Assistant, "I see."), Turn::new(Role::Tool, RESULT[0])];
+                render(
+                    &Self { tools: shows_tools, calls, results: true, single: false, apart: false }.messages(&answered, &[], family),
+                    given,
+                )
                 .contains(RESULT[0])
-        };
-        let found = Self { tools: shows_tools, calls, results, single: false };
+            };
+        let found = Self { tools: shows_tools, calls, results, single: false, apart: false };
         let text = render(&found.messages(&called(2), &[], family), given);
         let both = VALUE.iter().chain(&RESULT).all(|word| text.contains(word));
-        Self { single: calls.is_some() && !both, ..found }
+        let mut spoken = called(1);
+        spoken[1].text = SAID.to_owned();
+        let text = render(&found.messages(&spoken, &[], family), given);
+        let apart = calls.is_some() && !(text.contains(SAID) && text.contains(VALUE[0]));
+        Self { single: calls.is_some() && !both, apart, ..found }
     }
 
     /// Whether the template shows tools.
@@ -127,6 +141,11 @@ impl Dialect {
 
     /// One turn that is no result.
     fn speak(&self, turn: &Turn, number: &mut usize, messages: &mut Vec<Value>, family: &'static Family) {
+        if self.apart && !turn.calls.is_empty() && !turn.text.is_empty() {
+            let (words, calls) = (Turn { calls: Vec::new(), ..turn.clone() }, Turn { text: String::new(), ..turn.clone() });
+            self.speak(&Turn { reasoning: String::new(), ..words }, number, messages, family);
+            return self.speak(&calls, number, messages, family);
+        }
         let mut message = Map::new();
         let mut text = turn.text.clone();
         let role = if turn.role == Role::Tool && !self.results { Role::User } else { turn.role };

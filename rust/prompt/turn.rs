@@ -164,19 +164,56 @@ impl Prompter {
         let render = |messages: &[Value], tools: Option<&[Value]>| {
             messages::render(template, &RenderInput { messages, tools, add_generation_prompt: true, extra: &extra })
         };
+        // A form that every template takes which takes a conversation at all. Templates for requests with tools may insist on a list of them.
+        let plainly = || {
+            let messages = Dialect::PLAIN.messages(turns, writing.tools, family);
+            render(&messages, None).or_else(|error| render(&messages, Some(&[])).map_err(|_| error))
+        };
         let mut text = if !with_tools && turns.iter().all(Turn::is_plain) {
-            render(&Dialect::PLAIN.messages(turns, &[], family), None)
+            plainly()
         } else {
             let dialect = self.dialects[usize::from(with_tools)].get_or_init(|| Dialect::of(template, family));
             let tools = Some(writing.tools).filter(|tools| dialect.takes_tools() && !tools.is_empty());
-            let own = render(&dialect.messages(turns, writing.tools, family), tools);
-            // A form that every template takes which takes a conversation at all.
-            own.or_else(|error| render(&Dialect::PLAIN.messages(turns, writing.tools, family), None).map_err(|_| error))
+            let first = turns.iter().find(|turn| turn.role != Role::System);
+            if first.is_some_and(|turn| turn.role != Role::User) {
+                // Templates with tools look for a user's turn at the start, and do not look well.
+                plainly()
+            } else {
+                match render(&dialect.messages(turns, writing.tools, family), tools) {
+                    Ok(text) if whole(&text, turns, tools.unwrap_or_default()) => Ok(text),
+                    own => plainly().or(own),
+                }
+            }
         }
         .map_err(refused)?;
         text.push_str(writing.prefill);
         Ok(text)
     }
+}
+
+/// Whether a prompt has what templates lose without a word in conversations with tools: the tools (which some show beside a certain turn alone), the
+/// system's words, and calls, each after what the user said before it.
+fn whole(text: &str, turns: &[Turn], tools: &[Value]) -> bool {
+    let mut names = tools.iter().filter_map(|tool| tool["function"]["name"].as_str());
+    let mut rest = text;
+    let after = |rest: &mut &str, word: &str| match rest.find(word) {
+        Some(at) => {
+            *rest = rest.get(at + word.len()..).unwrap_or_default();
+            true
+        }
+        None => false,
+    };
+    names.all(|name| text.contains(name))
+        && turns.iter().all(|turn| match turn.role {
+            Role::System => text.contains(turn.text.trim()),
+            Role::User => {
+                // A template may write it differently.
+                after(&mut rest, turn.text.trim());
+                true
+            }
+            Role::Assistant => turn.calls.iter().all(|call| after(&mut rest, &call.name)),
+            Role::Tool => true,
+        })
 }
 
 /// The variables by which templates are told of thinking: under the names that they have for it.

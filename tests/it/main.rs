@@ -3,6 +3,7 @@
 
 mod answer;
 mod calls;
+mod corpus;
 mod decode;
 mod fetch;
 mod hosted;
