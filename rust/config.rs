@@ -200,6 +200,9 @@ pub struct Engine {
     /// Requests that may wait for a place in the engine; the next is refused
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
+    /// What the mock engine answers: a text for each request, in order and over again
+    #[arg(long, value_name = "TEXT", hide = true)]
+    pub mock_answer: Vec<String>,
 }
 
 impl Engine {
@@ -214,6 +217,7 @@ impl Engine {
             cache_bytes: self.cache_bytes,
             kv_bytes: self.kv_bytes,
             spin: self.spin,
+            script: self.mock_answer.clone(),
         }
     }
 }

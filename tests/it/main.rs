@@ -13,6 +13,7 @@ mod http_limits;
 mod http_shutdown;
 mod http_stream;
 mod http_support;
+mod http_tools;
 mod hub;
 mod listen;
 mod messages;
