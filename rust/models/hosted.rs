@@ -19,10 +19,11 @@ use crate::models::builtin;
 use crate::models::catalog::Source;
 use crate::models::fetch::Shelf;
 use crate::models::progress::Progress;
+use crate::models::prompt::{Prompt, PromptOptions};
 use crate::models::sampling::Defaults;
 use crate::prompt::{Prompter, Tokenizer, Turn, Writing};
+use crate::text::Parser;
 use crate::text::decode::Visible;
-use crate::text::{Parser, Signatures};
 
 /// News that a slow watcher may fall behind by before it misses some.
 const NEWS: usize = 256;
@@ -318,32 +319,6 @@ pub struct Ask {
     pub stop: Vec<String>,
     /// Whether the stop string itself is part of the answer.
     pub include_stop: bool,
-}
-
-/// How turns become a prompt.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PromptOptions {
-    /// The template's own switch; `None` leaves it unset.
-    pub enable_thinking: Option<bool>,
-    /// Text that the answer is made to begin with: appended as it is to the rendered prompt.
-    pub prefill: Option<String>,
-    /// How hard the model should think, for templates that ask.
-    pub effort: Option<&'static str>,
-    /// The tools that the model may call, as templates know them.
-    pub tools: Arc<[serde_json::Value]>,
-    /// The same, as its calls are read.
-    pub signatures: Arc<Signatures>,
-}
-
-/// A conversation as token ids.
-#[derive(Debug)]
-pub struct Prompt {
-    /// At least one.
-    pub ids: Vec<u32>,
-    /// What tells thoughts, words and calls of the answer apart; `None` where there are only words.
-    parser: Option<Parser>,
-    /// The special tokens that it has to see.
-    visible: Visible,
 }
 
 impl Model {

@@ -19,6 +19,7 @@ mod listen;
 mod messages;
 mod models;
 mod port;
+mod responses_input;
 mod responses_request;
 mod responses_stream;
 mod stop;
