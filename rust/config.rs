@@ -16,6 +16,7 @@ pub use omp::{Install, Omp};
 use crate::engine::Settings;
 use crate::error::{Code, Error, Result};
 use crate::models::table::Dtype;
+use crate::responses::ReasoningEvents;
 
 /// Keeps a small language model warm for every program on the machine.
 #[derive(Debug, Clone, Parser)]
@@ -87,6 +88,9 @@ pub struct Serve {
     /// How long answers in flight may go on after a signal to stop, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub grace: u64,
+    /// How a model's thoughts go out: as a summary, which every client shows, or as reasoning text
+    #[arg(long, value_name = "FORM", value_enum, default_value_t)]
+    pub reasoning_events: ReasoningEvents,
     /// Load the model with the first request instead of at the start
     #[arg(long)]
     pub lazy: bool,
@@ -199,6 +203,9 @@ pub struct Engine {
     /// Requests that may wait for a place in the engine; the next is refused
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
+    /// What the mock engine answers: a text for each request, in order and over again
+    #[arg(long, value_name = "TEXT", hide = true)]
+    pub mock_answer: Vec<String>,
 }
 
 impl Engine {
@@ -213,6 +220,7 @@ impl Engine {
             cache_bytes: self.cache_bytes,
             kv_bytes: self.kv_bytes,
             spin: self.spin,
+            script: self.mock_answer.clone(),
         }
     }
 }

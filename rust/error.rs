@@ -16,6 +16,7 @@ pub enum Code {
     InvalidValue,
     UnsupportedParameter,
     ContextLengthExceeded,
+    InvalidEncryptedContent,
     InvalidHost,
     ModelNotFound,
     NotFound,
@@ -47,13 +48,14 @@ pub struct Row {
 
 impl Code {
     /// Every code, in the order of the table.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::InvalidJson,
         Self::MissingRequiredParameter,
         Self::InvalidType,
         Self::InvalidValue,
         Self::UnsupportedParameter,
         Self::ContextLengthExceeded,
+        Self::InvalidEncryptedContent,
         Self::InvalidHost,
         Self::ModelNotFound,
         Self::NotFound,
@@ -82,6 +84,7 @@ impl Code {
             Self::InvalidValue => ("invalid_value", 400, INVALID, "a field has the right type and an impossible value"),
             Self::UnsupportedParameter => ("unsupported_parameter", 400, INVALID, "a field asks for something this server does not do"),
             Self::ContextLengthExceeded => ("context_length_exceeded", 400, INVALID, "prompt and answer do not fit the model's window"),
+            Self::InvalidEncryptedContent => ("invalid_encrypted_content", 400, INVALID, "sealed content that this server did not seal"),
             Self::InvalidHost => ("invalid_host", 403, INVALID, "the Host header names neither loopback nor an allowed host"),
             Self::ModelNotFound => ("model_not_found", 404, INVALID, "no such model here"),
             Self::NotFound => ("not_found", 404, INVALID, "no such route or object"),

@@ -23,6 +23,7 @@ pub async fn run(serve: &Serve, listeners: Http, models: Models, stop: Stop) -> 
         max_body: serve.max_body,
         allowed_hosts: serve.allowed_hosts.clone(),
         grace: Duration::from_secs(serve.grace),
+        reasoning_events: serve.reasoning_events,
         ..Options::default()
     };
     let address = listeners.tcp.local_addr().map(reachable).unwrap_or_default();

@@ -32,6 +32,8 @@ pub struct Settings {
     pub kv_bytes: Option<u64>,
     /// Whether compute threads spin while they wait: for ever or never; the engine's own choice may lie between.
     pub spin: Option<bool>,
+    /// What the mock engine answers, in order; others do not look at it.
+    pub script: Vec<String>,
 }
 
 /// An engine to be started.

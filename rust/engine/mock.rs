@@ -1,6 +1,6 @@
 //! An engine in Rust, without a model: it speaks the real port, so that doors are tested and measured without Python.
 //!
-//! It answers every prompt with the same run of ids, at the pace it is given, and fails on command.
+//! It answers every prompt with the same run of ids, or each with the next answer of a script, at the pace it is given, and fails on command.
 
 use std::sync::mpsc::Receiver;
 use std::thread;
@@ -22,6 +22,12 @@ pub mod vocabulary {
     pub const WORDS: [&str; 8] = [" a", " small", " model", " keeps", " warm", " and", " answers", " now"];
     /// Ids are below this.
     pub const SIZE: u32 = FIRST_WORD + WORDS.len() as u32;
+
+    /// The ids of an answer with this text, its end included: one for each byte.
+    #[must_use]
+    pub fn answer(text: &str) -> Vec<u32> {
+        text.bytes().map(u32::from).chain([EOS]).collect()
+    }
 }
 
 /// How fast the mock steps.
@@ -59,6 +65,8 @@ pub enum Fault {
 pub struct Mock {
     /// The answer to every prompt; run through again when it is short. An eos in it ends the sequence.
     pub answer: Vec<u32>,
+    /// Answers in the place of that one: the first request gets the first, and so on, and over again. Empty: there are none.
+    pub script: Vec<Vec<u32>>,
     /// A sequence ends by itself after this many ids.
     pub stop_after: u32,
     /// Ids of prompt taken in a step.
@@ -77,6 +85,7 @@ impl Default for Mock {
     fn default() -> Self {
         Self {
             answer: (vocabulary::FIRST_WORD..vocabulary::SIZE).collect(),
+            script: Vec::new(),
             stop_after: 1024,
             prefill_chunk: 4096,
             max_batch: 1024,
@@ -89,6 +98,8 @@ impl Default for Mock {
 
 struct Sequence {
     id: Id,
+    /// Which request it is, from 0.
+    number: usize,
     prefill_left: usize,
     made: u32,
     limit: u32,
@@ -103,6 +114,9 @@ impl Mock {
     /// # Errors
     /// `server_error` when the thread cannot be started.
     pub fn spawn(mut self, port: Port, settings: Settings) -> Result<()> {
+        if !settings.script.is_empty() {
+            self.script = settings.script.iter().map(|text| vocabulary::answer(text)).collect();
+        }
         self.max_batch = settings.max_batch.unwrap_or(self.max_batch);
         self.context_length = settings.context_length.unwrap_or(self.context_length).min(self.context_length);
         thread::Builder::new()
@@ -129,6 +143,7 @@ impl Mock {
             constraints: false,
         })?;
         let mut sequences: Vec<Sequence> = Vec::new();
+        let mut admitted = 0;
         for step in 0_u32.. {
             let orders = if sequences.is_empty() { port.wait()? } else { port.poll()? };
             let Some(orders) = orders else { return Ok(()) };
@@ -137,7 +152,10 @@ impl Mock {
                     Order::Admit(admit) if self.fault == Fault::FailRequest => {
                         port.fail_request(admit.id, "the mock was told to fail this request")?
                     }
-                    Order::Admit(admit) => sequences.push(self.admit(&admit)),
+                    Order::Admit(admit) => {
+                        sequences.push(self.admit(&admit, admitted));
+                        admitted += 1;
+                    }
                     Order::Cancel(id) => sequences.retain(|sequence| sequence.id != id),
                     Order::Forget(_) => {}
                 }
@@ -165,8 +183,8 @@ impl Mock {
         Ok(())
     }
 
-    fn admit(&self, admit: &Admit) -> Sequence {
-        Sequence { id: admit.id, prefill_left: admit.prompt.len(), made: 0, limit: admit.max_tokens }
+    fn admit(&self, admit: &Admit, number: usize) -> Sequence {
+        Sequence { id: admit.id, number, prefill_left: admit.prompt.len(), made: 0, limit: admit.max_tokens }
     }
 
     fn step(&self, sequence: &mut Sequence) -> Option<Step> {
@@ -179,8 +197,10 @@ impl Mock {
             let many = sequence.limit as usize + 1;
             return Some(Step { id: sequence.id, tokens: vec![vocabulary::FIRST_WORD; many], finish: None, logprobs: Vec::new() });
         }
-        let next = match self.answer.get(sequence.made as usize % self.answer.len().max(1)) {
-            Some(id) if sequence.made < self.stop_after => *id,
+        let scripted = self.script.get(sequence.number % self.script.len().max(1));
+        let answer = scripted.unwrap_or(&self.answer);
+        let next = match answer.get(sequence.made as usize % answer.len().max(1)) {
+            Some(id) if scripted.is_some() || sequence.made < self.stop_after => *id,
             _ => vocabulary::EOS,
         };
         sequence.made += 1;

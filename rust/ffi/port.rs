@@ -212,7 +212,18 @@ impl Settings {
         kv_bytes: Option<u64>,
         spin: Option<bool>,
     ) -> Self {
-        Self { settings: engine::Settings { threads, max_batch, context_length, prefill_chunk, cache_bytes, kv_bytes, spin } }
+        Self {
+            settings: engine::Settings {
+                threads,
+                max_batch,
+                context_length,
+                prefill_chunk,
+                cache_bytes,
+                kv_bytes,
+                spin,
+                script: Vec::new(),
+            },
+        }
     }
 
     #[getter]

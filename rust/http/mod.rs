@@ -18,6 +18,8 @@ use std::time::Duration;
 
 pub use server::{Listener, serve};
 
+use crate::responses::ReasoningEvents;
+
 /// How the door behaves.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -39,6 +41,8 @@ pub struct Options {
     pub keep_alive: Duration,
     /// An engine that has work and makes no step for this long counts as stalled.
     pub stall: Duration,
+    /// How thoughts go out.
+    pub reasoning_events: ReasoningEvents,
     /// How long answers in flight may go on once the server stops; then they fail.
     pub grace: Duration,
 }
@@ -55,6 +59,7 @@ impl Default for Options {
             load_wait: Duration::from_secs(300),
             keep_alive: Duration::from_secs(10),
             stall: Duration::from_secs(120),
+            reasoning_events: ReasoningEvents::default(),
             grace: Duration::from_secs(10),
         }
     }

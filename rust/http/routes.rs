@@ -144,7 +144,7 @@ async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Respo
         None => load(app, &hosted, &mut arrival).await?,
     };
     let stream = request.stream;
-    let mut running = Running::start(model, request, arrival, arrived.time).await?;
+    let mut running = Running::start(model, request, arrival, arrived.time, app.options.reasoning_events).await?;
     if stream {
         let events = Events::new(running, app.options.keep_alive, app.cut());
         let body = Body::Events(Box::new(events));

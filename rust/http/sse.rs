@@ -143,7 +143,7 @@ mod tests {
     use crate::engine::{Capabilities, Finish, Id, Order, Port, Settings, Step};
     use crate::models::Models;
     use crate::models::fetch::Shelf;
-    use crate::responses::{Arrival, Request};
+    use crate::responses::{Arrival, ReasoningEvents, Request};
 
     const EVERY: Duration = Duration::from_secs(10);
 
@@ -169,7 +169,7 @@ mod tests {
             let model = loading.model().await.unwrap();
             let arrival = Arrival { arrived: std::time::Instant::now(), resolve: None, load_wait: None, load_owner: None };
             let request = Request::from_json(br#"{"input":"hi"}"#).unwrap();
-            let running = Running::start(model, request, arrival, 7).await.unwrap();
+            let running = Running::start(model, request, arrival, 7, ReasoningEvents::default()).await.unwrap();
             let orders = port.poll().unwrap().unwrap();
             let [Order::Admit(admit)] = orders.as_slice() else { panic!("not admitted: {orders:?}") };
             let id = admit.id;

@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::prompt::{Prompter, Tokenizer};
 use crate::text::decode::byte_symbols;
 
-const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
+/// It knows no tools, so it is told of them in words. The comment is how it is known for a model that may think.
+const TEMPLATE: &str = "{# <think>…</think> #}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
                         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 /// The template and the tokenizer.

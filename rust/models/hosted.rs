@@ -21,8 +21,11 @@ use crate::models::builtin;
 use crate::models::catalog::Source;
 use crate::models::fetch::Shelf;
 use crate::models::progress::Progress;
+use crate::models::prompt::{Prompt, PromptOptions};
 use crate::models::sampling::Defaults;
-use crate::prompt::{Prompter, Tokenizer, Turn};
+use crate::prompt::{Prompter, Tokenizer, Turn, Writing};
+use crate::text::Parser;
+use crate::text::decode::Visible;
 
 /// News that a slow watcher may fall behind by before it misses some.
 const NEWS: usize = 256;
@@ -338,6 +341,8 @@ pub struct Model {
     pub engine: Engine,
     prompter: Prompter,
     grammars: Arc<Compiler>,
+    /// The special tokens that mark thoughts and calls, for requests without and with tools.
+    visible: [Visible; 2],
 }
 
 /// What is asked of a model.
@@ -357,19 +362,12 @@ pub struct Ask {
     pub include_stop: bool,
 }
 
-/// How turns become a prompt.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PromptOptions {
-    /// The template's own switch; `None` leaves it unset.
-    pub enable_thinking: Option<bool>,
-    /// Text that the answer is made to begin with: appended as it is to the rendered prompt.
-    pub prefill: Option<String>,
-}
-
 impl Model {
     fn new(id: String, prompter: Prompter, engine: Engine, capabilities: Arc<Capabilities>, defaults: Defaults) -> Self {
         let grammars = Arc::new(Compiler::new(Arc::clone(prompter.tokenizer()), Arc::clone(&capabilities)));
-        Self { id, capabilities, defaults, engine, prompter, grammars }
+        let detokeniser = prompter.tokenizer().detokeniser();
+        let visible = [false, true].map(|tools| detokeniser.specials(&prompter.format(tools).marks()));
+        Self { id, capabilities, defaults, engine, prompter, grammars, visible }
     }
 
     fn alive(&self) -> bool {
@@ -381,13 +379,18 @@ impl Model {
     /// # Errors
     /// `invalid_value` when the model's template refuses the conversation; `context_length_exceeded` when its text alone says that it cannot fit, so
     /// that a text of megabytes is not tokenised to be refused.
-    pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Vec<u32>> {
-        let text = self.prompter.text(turns, options.enable_thinking, options.prefill.as_deref().unwrap_or_default())?;
+    pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Prompt> {
+        let PromptOptions { enable_thinking, prefill, effort, tools, signatures } = options;
+        let prefill = prefill.as_deref().unwrap_or_default();
+        let text = self.prompter.text(turns, &Writing { tools, enable_thinking: *enable_thinking, effort: *effort, prefill })?;
         let (least, window) = (self.prompter.tokenizer().at_least(&text), self.capabilities.context_length);
         if least > window as usize {
             return Err(self.too_long(&format!("at least {least}")));
         }
-        self.prompter.tokenizer().encode(&text, false).map_err(|error| Error::new(Code::ServerError, error.to_string()))
+        let ids = self.prompter.tokenizer().encode(&text, false).map_err(|error| Error::new(Code::ServerError, error.to_string()))?;
+        let with_tools = !tools.is_empty();
+        let parser = Parser::of(self.prompter.format(with_tools), Arc::clone(signatures), &text);
+        Ok(Prompt { ids, parser, visible: Arc::clone(&self.visible[usize::from(with_tools)]) })
     }
 
     /// What an answer may say that keeps to this grammar. The first request under a grammar waits until it is compiled, beside the thread that serves the sockets.
@@ -433,5 +436,18 @@ impl Model {
         let Ask { max_tokens, sampling, constraint, speculation, stop, include_stop } = ask;
         let generation = place.submit(Request { prompt, max_tokens, sampling, constraint, speculation, ..Request::default() })?;
         Ok(Answer::new(generation, self.prompter.tokenizer(), stop, include_stop))
+    }
+
+    /// As [`Model::answer_at`], with thoughts and calls told apart from words. The answer ends after `most_calls` calls.
+    ///
+    /// # Errors
+    /// As [`Place::submit`].
+    pub fn converse(&self, place: Place, prompt: Prompt, ask: Ask, most_calls: Option<u32>) -> Result<Answer> {
+        let Prompt { ids, parser, visible } = prompt;
+        let answer = self.answer_at(place, ids, ask)?;
+        Ok(match parser {
+            Some(parser) => answer.parsed(parser, visible, most_calls),
+            None => answer,
+        })
     }
 }

@@ -34,10 +34,15 @@ pub struct TokenLogprob {
 /// Tokens whose text has not gone out yet.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// Each with where its text starts, in bytes from the start of the answer.
+    /// Each with where its text starts, in bytes from the start of what was decoded.
     tokens: VecDeque<(usize, TokenLogprob)>,
-    /// How much text has been decoded, and how much of it has gone out.
+    /// How much text has been decoded, and how much of that is known to be words or not.
     decoded: usize,
+    passed: usize,
+    /// Those of them that are words, each with where its text starts among the words.
+    words: VecDeque<(usize, TokenLogprob)>,
+    /// How many words there are, and how much of them has gone out.
+    shown: usize,
     released: usize,
 }
 
@@ -60,14 +65,27 @@ impl Held {
         self.decoded += bytes;
     }
 
-    /// So many bytes of text have gone out: the tokens that begin in them go to `into`.
+    /// So many of the decoded bytes are words: the tokens that begin in them will go out with them.
+    pub(super) fn show(&mut self, bytes: usize) {
+        let start = self.passed;
+        self.passed += bytes;
+        while let Some((at, token)) = self.tokens.pop_front_if(|(at, _)| *at < self.passed) {
+            self.words.push_back((self.shown + at.saturating_sub(start), token));
+        }
+        self.shown += bytes;
+    }
+
+    /// So many of the decoded bytes are no words: the tokens that begin in them do not go out.
+    pub(super) fn hide(&mut self, bytes: usize) {
+        self.passed += bytes;
+        while self.tokens.pop_front_if(|(at, _)| *at < self.passed).is_some() {}
+    }
+
+    /// So many bytes of words have gone out: the tokens that begin in them go to `into`.
     pub(super) fn release(&mut self, bytes: usize, into: &mut Vec<TokenLogprob>) {
         self.released += bytes;
-        while let Some((start, _)) = self.tokens.front() {
-            if *start >= self.released {
-                break;
-            }
-            into.extend(self.tokens.pop_front().map(|(_, token)| token));
+        while let Some((_, token)) = self.words.pop_front_if(|(at, _)| *at < self.released) {
+            into.push(token);
         }
     }
 }

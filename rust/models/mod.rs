@@ -20,6 +20,7 @@ pub mod output;
 pub mod pip;
 pub mod places;
 pub mod progress;
+mod prompt;
 pub mod records;
 pub mod sampling;
 pub mod table;
@@ -29,9 +30,10 @@ pub mod whole;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use answer::{Answer, Ending, Pieces};
-pub use hosted::{Ask, Hosted, Loading, Model, PromptOptions, State, beside};
+pub use answer::{Answer, Ending, Piece, Pieces};
+pub use hosted::{Ask, Hosted, Loading, Model, State, beside};
 pub use logprobs::{Likely, TokenLogprob};
+pub use prompt::{Prompt, PromptOptions};
 pub use sampling::{Controls, Defaults};
 
 use crate::engine::{Launcher, Settings};

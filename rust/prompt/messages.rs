@@ -17,11 +17,26 @@ pub fn render(template: &ChatTemplate, input: &RenderInput<'_>) -> Result<String
     let with = |messages: &[Value]| template.render(&RenderInput { messages, ..*input });
     let faithful = normalise(input.messages);
     let error = match with(&faithful) {
-        Ok(prompt) => return Ok(prompt),
+        Ok(prompt) => {
+            // Where system turns come late, some templates pass over them, or over the others, without a word.
+            let lost = late(&faithful) && systems(&faithful).any(|text| !prompt.contains(text.trim()));
+            let kept = if lost { with(&merged(&faithful)).ok() } else { None };
+            return Ok(kept.unwrap_or(prompt));
+        }
         Err(error) => error,
     };
     let merged = merged(&faithful);
     with(&merged).or_else(|_| with(&without_system(&merged))).map_err(|_| error)
+}
+
+/// Whether a system turn comes after others.
+fn late(turns: &[Value]) -> bool {
+    turns.iter().skip_while(|turn| role(turn) == "system").any(|turn| role(turn) == "system")
+}
+
+/// The texts of system turns.
+fn systems(turns: &[Value]) -> impl Iterator<Item = &str> {
+    turns.iter().filter(|turn| role(turn) == "system").filter_map(|turn| turn["content"].as_str())
 }
 
 /// The turns with `developer` called `system`, which is the name that templates know, and one empty user turn if there is none at all.

@@ -9,6 +9,7 @@ use minijinja::{Error, Value};
 use super::json::{FloatNames, push_float};
 use super::lazy::is_lazy;
 use super::python::as_float;
+use super::template::to_value;
 
 /// Deeper values than any template prints; below it minijinja's own printing goes on.
 const MAX_DEPTH: usize = 64;
@@ -24,6 +25,15 @@ pub(super) fn string(value: &Value) -> Result<Value, Error> {
     let mut text = String::new();
     push_repr(&mut text, value, 0)?;
     Ok(Value::from(text))
+}
+
+/// `repr(value)` of a JSON value.
+pub(super) fn python(value: &serde_json::Value) -> String {
+    let mut text = String::new();
+    match push_repr(&mut text, &to_value(value), 0) {
+        Ok(()) => text,
+        Err(_) => value.to_string(),
+    }
 }
 
 fn push_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {

@@ -65,6 +65,7 @@ pub struct RenderInput<'a> {
 pub struct ChatTemplate {
     env: Environment<'static>,
     specials: Vec<(&'static str, Value)>,
+    source: String,
 }
 
 const NAME: &str = "chat_template";
@@ -94,7 +95,7 @@ impl ChatTemplate {
             .into_iter()
             .filter_map(|(name, token)| token.map(|token| (name, Value::from(token))))
             .collect();
-        Ok(Self { env, specials })
+        Ok(Self { env, specials, source })
     }
 
     /// The same template with a clock that stands at `now`: `strftime_now` then always gives the same text.
@@ -102,6 +103,12 @@ impl ChatTemplate {
     pub fn with_fixed_time(mut self, now: DateTime) -> Self {
         builtins::install_clock(&mut self.env, move || now);
         self
+    }
+
+    /// The source, as it was given.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders one conversation.
@@ -125,7 +132,7 @@ impl ChatTemplate {
 }
 
 /// A JSON value as a template sees it: objects keep their order, numbers stay integers or floats, `null` is `None`.
-fn to_value(value: &serde_json::Value) -> Value {
+pub(super) fn to_value(value: &serde_json::Value) -> Value {
     match value {
         serde_json::Value::Null => Value::from(()),
         serde_json::Value::Bool(value) => Value::from(*value),

@@ -8,13 +8,15 @@ use std::task::{Context, Poll, ready};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::event::{Sink, Unheard};
+use super::ids::Ids;
 use super::object::{Arrival, Begin, Effective, Response, Usage};
-use super::request::{Request, Truncation};
-use super::stream::Stream;
+use super::request::{Reasoning, Request, Truncation};
+use super::stream::{ReasoningEvents, Stream};
 use super::told::log;
+use super::tools::Tools;
 use crate::engine::{Client, Constraint, Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
-use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
+use crate::models::{Answer, Ask, Ending, Model, Pieces, Prompt, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
 
 /// A prompt of at most this many bytes is rendered where it is: that takes less time than handing it to another thread.
@@ -51,7 +53,9 @@ struct Held {
     model: Arc<Model>,
     place: Place,
     turns: Vec<Turn>,
-    thinking: Option<bool>,
+    tools: Arc<Tools>,
+    reasoning: Reasoning,
+    parallel: bool,
     truncation: Truncation,
     max_output_tokens: Option<u32>,
     sampling: Option<Sampling>,
@@ -61,21 +65,53 @@ struct Held {
 }
 
 impl Held {
+    /// How long the prompt's text is before a template writes it, in bytes.
+    fn length(&self) -> usize {
+        self.turns.iter().map(Turn::len).sum::<usize>() + self.tools.weight()
+    }
+
     /// Whether the prompt is so short that it fits the window whatever it becomes.
     fn surely_fits(&self) -> bool {
         let (whole, each) = TEMPLATE;
-        let bytes = whole + self.turns.iter().map(|turn| turn.text.len() + each).sum::<usize>();
+        let bytes = whole + self.length() + self.turns.len() * each;
         bytes.saturating_mul(MARGIN) <= self.model.capabilities.context_length as usize && bytes <= INLINE
+    }
+
+    /// Whether the conversation is of a form that no template refuses.
+    fn surely_taken(&self) -> bool {
+        self.tools.is_empty() && self.turns.iter().all(Turn::is_plain) && in_turn(&self.turns)
     }
 
     /// Makes the prompt and hands it to the engine.
     fn answer(self) -> Result<Answer> {
-        let Self { model, place, turns, thinking, truncation, max_output_tokens, sampling, constraint, speculation, stop } = self;
-        let prompt = prompt(&model, &turns, thinking, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
+        let Self {
+            model,
+            place,
+            turns,
+            tools,
+            reasoning,
+            parallel,
+            truncation,
+            max_output_tokens,
+            sampling,
+            constraint,
+            speculation,
+            stop,
+        } = self;
+        let options = PromptOptions {
+            enable_thinking: reasoning.thinking(),
+            effort: reasoning.effort.filter(|effort| *effort != "none"),
+            tools: tools.definitions(),
+            signatures: tools.signatures(),
+            ..PromptOptions::default()
+        };
+        let prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
-        let room = model.room(prompt.len()).map_err(|error| error.at("input"))?;
+        let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
-        model.answer_at(place, prompt, Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false })
+        let most_calls = (!parallel).then_some(1);
+        let ask = Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false };
+        model.converse(place, prompt, ask, most_calls)
     }
 }
 
@@ -98,25 +134,23 @@ impl Running {
     /// # Errors
     /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not and for a
     /// grammar that cannot be used, `queue_full`, and what the template or the engine complains of.
-    pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64) -> Result<Self> {
-        let Request { turns, stream, max_output_tokens, controls, speculation, stop, truncation, echo, .. } = request;
+    pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64, thoughts: ReasoningEvents) -> Result<Self> {
+        let Request { turns, tools, stream, max_output_tokens, controls, speculation, stop, truncation, echo, .. } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
         let constraint = match echo.format.grammar() {
             Some(grammar) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
             None => None,
         };
         let place = model.engine.place(Client::new())?;
-        let [response_id, message_id, seeds] = random()?;
-        // Below 2^53, which every JSON reader gives back as it came.
-        let seed = u64::from_le_bytes(*seeds.first_chunk().unwrap_or(&[0; 8])) >> 11;
+        let (mut ids, seed) = Ids::random()?;
         let sampling = model.defaults.sampling(&controls, seed);
         // Only now is it known which ids the model has, and an error must come before the first event.
         sampling.check(model.capabilities.vocab_size)?;
         let effective = Effective::new(&sampling, controls.top_p);
         let sampling = sampling.unless_plain();
-        let thinking = echo.reasoning.thinking();
+        let (reasoning, parallel) = (echo.reasoning, echo.parallel_tool_calls);
         let begin = Begin {
-            id: name("resp_", response_id),
+            id: ids.next("resp_"),
             created_at,
             model: model.id.clone(),
             max_output_tokens,
@@ -125,15 +159,29 @@ impl Running {
             truncation,
             echo,
         };
-        let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, constraint, speculation, stop };
-        let stage = if stream && held.surely_fits() && in_turn(&held.turns) {
+        let shown = Arc::clone(&tools);
+        let held = Held {
+            model,
+            place,
+            turns,
+            tools,
+            reasoning,
+            parallel,
+            truncation,
+            max_output_tokens,
+            sampling,
+            constraint,
+            speculation,
+            stop,
+        };
+        let stage = if stream && held.surely_fits() && held.surely_taken() {
             Stage::Held(Box::new(held))
-        } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {
+        } else if held.length() <= INLINE {
             Stage::Answering(Box::new(held.answer()?))
         } else {
             Stage::Answering(Box::new(beside(move || held.answer()).await?))
         };
-        let stream = Stream::new(begin, name("msg_", message_id));
+        let stream = Stream::new(begin, ids, thoughts, shown);
         Ok(Self { stage, pieces: Pieces::default(), stream, arrival })
     }
 
@@ -195,11 +243,9 @@ impl Running {
         self.pieces.clear();
         let end = ready!(answer.poll(cx, &mut self.pieces));
         if self.pieces.len() > BACKLOG {
-            self.stream.text(self.pieces.text(), self.pieces.logprobs(), sink);
+            self.pieces.merged().for_each(|piece| self.stream.piece(piece, sink));
         } else {
-            for (piece, logprobs) in self.pieces.told() {
-                self.stream.text(piece, logprobs, sink);
-            }
+            self.pieces.told().for_each(|piece| self.stream.piece(piece, sink));
         }
         Poll::Ready(end)
     }
@@ -208,7 +254,7 @@ impl Running {
     fn usage(&self) -> Option<Usage> {
         let Stage::Answering(answer) = &self.stage else { return None };
         let timing = Timing { tokens: answer.tokens(), ..answer.timing() };
-        Some(Usage::new(answer.prompt_tokens(), &timing, &self.arrival))
+        Some(Usage::new(answer.prompt_tokens(), answer.reasoning_tokens(), &timing, &self.arrival))
     }
 }
 
@@ -217,21 +263,20 @@ impl Running {
 fn prompt(
     model: &Model,
     turns: &[Turn],
-    enable_thinking: Option<bool>,
+    options: &PromptOptions,
     truncation: Truncation,
     max_output_tokens: Option<u32>,
-) -> Result<Vec<u32>> {
-    let options = PromptOptions { enable_thinking, ..PromptOptions::default() };
+) -> Result<Prompt> {
     let window = model.capabilities.context_length as usize;
     let asked = max_output_tokens.map_or(1, |most| most as usize).min(window / 2).max(1);
-    let fits = |ids: &Vec<u32>| ids.len() + asked <= window;
-    let whole = model.prompt(turns, &options);
+    let fits = |prompt: &Prompt| prompt.ids.len() + asked <= window;
+    let whole = model.prompt(turns, options);
     if truncation == Truncation::Disabled || whole.as_ref().is_ok_and(fits) || whole.as_ref().is_err_and(|error| !too_long(error)) {
         return whole;
     }
     let old: Vec<usize> = turns.iter().enumerate().filter(|(_, turn)| turn.role != Role::System).map(|(index, _)| index).collect();
-    // What is kept begins with a user's turn, where it is more than the last one: templates may insist on it.
-    let last = old.last().copied();
+    // What is kept begins with a user's turn, where it is more than the last one: templates may insist on it. A call and what came of it go together.
+    let last = old.last().copied().filter(|last| turns.get(*last).is_some_and(|turn| turn.role != Role::Tool));
     let starts: Vec<usize> = old
         .into_iter()
         .skip(1)
@@ -245,9 +290,9 @@ fn prompt(
         let Some(start) = starts.get(middle).copied() else { break };
         let kept = turns.iter().enumerate().filter(|(index, turn)| *index >= start || turn.role == Role::System);
         let kept: Vec<Turn> = kept.map(|(_, turn)| turn.clone()).collect();
-        match model.prompt(&kept, &options) {
-            Ok(ids) if fits(&ids) => {
-                best = Some((turns.len() - kept.len(), ids));
+        match model.prompt(&kept, options) {
+            Ok(prompt) if fits(&prompt) => {
+                best = Some((turns.len() - kept.len(), prompt));
                 high = middle;
             }
             Err(error) if !too_long(&error) => return Err(error),
@@ -255,9 +300,9 @@ fn prompt(
         }
     }
     // Where nothing helps, the caller is told how long the whole prompt is.
-    let Some((left_out, ids)) = best else { return whole };
-    tracing::debug!(left_out, tokens = ids.len(), window, "the oldest turns are left out of the prompt");
-    Ok(ids)
+    let Some((left_out, prompt)) = best else { return whole };
+    tracing::debug!(left_out, tokens = prompt.ids.len(), window, "the oldest turns are left out of the prompt");
+    Ok(prompt)
 }
 
 fn too_long(error: &Error) -> bool {
@@ -270,27 +315,6 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// A name that nobody has had: the prefix and 128 random bits.
-fn name(prefix: &str, bits: [u8; 16]) -> String {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
-    let mut name = String::with_capacity(prefix.len() + 2 * bits.len());
-    name.push_str(prefix);
-    for byte in bits {
-        for digit in [byte >> 4, byte & 15] {
-            name.push(char::from(HEX[usize::from(digit)]));
-        }
-    }
-    name
-}
-
-/// Random bits for two names and a seed, in one call to the operating system.
-fn random() -> Result<[[u8; 16]; 3]> {
-    let mut bits = [[0; 16]; 3];
-    getrandom::fill(bits.as_flattened_mut())
-        .map_err(|error| Error::new(Code::ServerError, "the system has no random bytes").detail(error.to_string()))?;
-    Ok(bits)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,13 +322,13 @@ mod tests {
     #[test]
     fn only_a_conversation_in_turn_is_surely_taken() {
         let of = |roles: &str| {
-            let turn = |role| Turn {
-                role: match role {
+            let turn = |role| {
+                let role = match role {
                     's' => Role::System,
                     'u' => Role::User,
                     _ => Role::Assistant,
-                },
-                text: String::new(),
+                };
+                Turn::new(role, "")
             };
             in_turn(&roles.chars().map(turn).collect::<Vec<_>>())
         };

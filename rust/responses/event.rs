@@ -51,6 +51,26 @@ pub enum Event<'a> {
         text: &'a str,
         logprobs: &'a [TokenLogprob],
     },
+    #[serde(rename = "response.reasoning_summary_part.added")]
+    SummaryAdded { sequence_number: u64, item_id: &'a str, output_index: usize, summary_index: usize, part: &'a Part },
+    #[serde(rename = "response.reasoning_summary_part.done")]
+    SummaryPartDone { sequence_number: u64, item_id: &'a str, output_index: usize, summary_index: usize, part: &'a Part },
+    #[serde(rename = "response.reasoning_summary_text.delta")]
+    SummaryDelta { sequence_number: u64, item_id: &'a str, output_index: usize, summary_index: usize, delta: &'a str },
+    #[serde(rename = "response.reasoning_summary_text.done")]
+    SummaryDone { sequence_number: u64, item_id: &'a str, output_index: usize, summary_index: usize, text: &'a str },
+    #[serde(rename = "response.reasoning_text.delta")]
+    ReasoningDelta { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, delta: &'a str },
+    #[serde(rename = "response.reasoning_text.done")]
+    ReasoningDone { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, text: &'a str },
+    #[serde(rename = "response.function_call_arguments.delta")]
+    ArgumentsDelta { sequence_number: u64, item_id: &'a str, output_index: usize, delta: &'a str },
+    #[serde(rename = "response.function_call_arguments.done")]
+    ArgumentsDone { sequence_number: u64, item_id: &'a str, output_index: usize, name: &'a str, arguments: &'a str },
+    #[serde(rename = "response.custom_tool_call_input.delta")]
+    InputDelta { sequence_number: u64, item_id: &'a str, output_index: usize, delta: &'a str },
+    #[serde(rename = "response.custom_tool_call_input.done")]
+    InputDone { sequence_number: u64, item_id: &'a str, output_index: usize, input: &'a str },
 }
 
 impl Event<'_> {
@@ -69,6 +89,16 @@ impl Event<'_> {
             Self::PartDone { .. } => "response.content_part.done",
             Self::TextDelta { .. } => "response.output_text.delta",
             Self::TextDone { .. } => "response.output_text.done",
+            Self::SummaryAdded { .. } => "response.reasoning_summary_part.added",
+            Self::SummaryPartDone { .. } => "response.reasoning_summary_part.done",
+            Self::SummaryDelta { .. } => "response.reasoning_summary_text.delta",
+            Self::SummaryDone { .. } => "response.reasoning_summary_text.done",
+            Self::ReasoningDelta { .. } => "response.reasoning_text.delta",
+            Self::ReasoningDone { .. } => "response.reasoning_text.done",
+            Self::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
+            Self::ArgumentsDone { .. } => "response.function_call_arguments.done",
+            Self::InputDelta { .. } => "response.custom_tool_call_input.delta",
+            Self::InputDone { .. } => "response.custom_tool_call_input.done",
         }
     }
 

@@ -316,9 +316,9 @@ pub struct Arrival {
 }
 
 impl Usage {
-    /// Counts and times, from when the request arrived and from what the engine's stream saw.
+    /// Counts and times, from when the request arrived and from what the engine's stream saw; `reasoning_tokens` of the output are thoughts.
     #[must_use]
-    pub fn new(input_tokens: usize, timing: &Timing, arrival: &Arrival) -> Self {
+    pub fn new(input_tokens: usize, reasoning_tokens: u32, timing: &Timing, arrival: &Arrival) -> Self {
         let between = |from: Option<Instant>, to: Option<Instant>| Some(to?.saturating_duration_since(from?));
         let arrived = Some(arrival.arrived);
         let cached = (timing.cached as usize).min(input_tokens);
@@ -331,7 +331,7 @@ impl Usage {
             input_tokens,
             input_tokens_details: InputDetails { cached_tokens: cached, cache_write_tokens: 0 },
             output_tokens: timing.tokens,
-            output_tokens_details: OutputDetails { reasoning_tokens: 0 },
+            output_tokens_details: OutputDetails { reasoning_tokens },
             total_tokens: input_tokens + timing.tokens as usize,
             prefill_input_tokens: read,
             cached_prefix_tokens: cached,

@@ -2,12 +2,15 @@
 //!
 //! Nothing here loads a model or waits for anything; what a model adds (its window, its own sampling) comes later, in `answer`.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::format::Format;
+use super::tools::Tools;
 use super::validate::At;
-use super::{controls, item};
+use super::{controls, input, tools};
 use crate::error::{Code, Error, Result};
 use crate::json;
 use crate::models::Controls;
@@ -29,6 +32,8 @@ pub struct Request {
     pub model: Option<String>,
     /// The conversation.
     pub turns: Vec<Turn>,
+    /// The tools that the model may call.
+    pub tools: Arc<Tools>,
     /// Whether events are wanted, or one object.
     pub stream: bool,
     /// The longest answer, in tokens.
@@ -107,12 +112,13 @@ impl Request {
         refuse(root)?;
         let string = |key| root.get(key).map(|at| at.string().map(str::to_owned)).transpose();
         let instructions = string("instructions")?;
-        let turns = item::turns(instructions.as_deref(), root.get("input"), root)?;
-        let (tools, tool_choice) = tools(root)?;
+        let turns = input::turns(instructions.as_deref(), root.get("input"), root)?;
+        let tools::Read { tools, echo, choice } = tools::read(root)?;
         let (format, verbosity) = text(root)?;
         Ok(Self {
             model: string("model")?,
             turns,
+            tools: Arc::new(tools),
             stream: flag(root, "stream")?.unwrap_or(false),
             max_output_tokens: whole(root, "max_output_tokens", 1)?,
             controls: controls::read(root)?,
@@ -130,8 +136,8 @@ impl Request {
                 prompt_cache_key: string("prompt_cache_key")?,
                 reasoning: reasoning(root)?,
                 safety_identifier: string("safety_identifier")?,
-                tool_choice,
-                tools,
+                tool_choice: choice,
+                tools: echo,
                 user: string("user")?,
                 format,
                 verbosity,
@@ -208,7 +214,7 @@ fn include(root: &At<'_, '_>) -> Result<()> {
         match at.string()? {
             // Read with the controls.
             "message.output_text.logprobs"
-            // What comes of these is nothing, since an answer here has neither thoughts nor hosted calls to tell of.
+            // What comes of these is nothing: thoughts are not sealed, and there are no hosted calls to tell of.
             | "reasoning.encrypted_content"
             | "file_search_call.results"
             | "web_search_call.results"
@@ -220,47 +226,6 @@ fn include(root: &At<'_, '_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The tools as the response repeats them, and the choice. Tools that a provider would run itself are left out of the prompt; those that a
-/// client would have to run are refused unless their use is ruled out.
-fn tools(root: &At<'_, '_>) -> Result<(Vec<Value>, Value)> {
-    let choice = root.get("tool_choice");
-    let mode = choice.map(|at| match at.value {
-        Value::String(_) => at.one_of(&[("none", "none"), ("auto", "auto"), ("required", "required")]),
-        Value::Object(_) => Ok("named"),
-        _ => Err(at.not("a string or an object")),
-    });
-    let mode = mode.transpose()?.unwrap_or("auto");
-    let mut kept = Vec::new();
-    if let Some(tools) = root.get("tools") {
-        for tool in tools.each()? {
-            let mut echo = tool.object()?.clone();
-            match tool.need("type")?.string()? {
-                kind @ ("function" | "custom" | "namespace") => {
-                    tool.need("name")?.string()?;
-                    if mode != "none" {
-                        return Err(tool
-                            .unsupported(format_args!("is a {kind} tool: this server calls no tools"))
-                            .hint("leave tools out, or set tool_choice to \"none\""));
-                    }
-                    if kind == "function" {
-                        for key in ["description", "parameters", "strict"] {
-                            echo.entry(key).or_insert(Value::Null);
-                        }
-                    }
-                }
-                kind => tracing::debug!(kind, "a tool of this kind is left out of the prompt"),
-            }
-            kept.push(Value::Object(echo));
-        }
-    }
-    match choice {
-        Some(at) if mode == "required" || mode == "named" => {
-            Err(at.unsupported("asks for a tool to be called: this server calls no tools").hint("use \"auto\" or \"none\""))
-        }
-        _ => Ok((kept, Value::from(mode))),
-    }
 }
 
 fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {

@@ -43,6 +43,9 @@ pub struct Detokeniser {
     special: HashSet<u32>,
 }
 
+/// Special tokens whose text is part of a stream's text, though they are otherwise not shown.
+pub type Visible = Arc<HashSet<u32>>;
+
 impl Detokeniser {
     /// Reads the tokenizer's decoder and special tokens.
     #[must_use]
@@ -86,6 +89,16 @@ impl Detokeniser {
         }
     }
 
+    /// The special tokens that one of these texts is, or that is part of one.
+    #[must_use]
+    pub fn specials(&self, texts: &[&str]) -> Visible {
+        let within = |id: &u32| {
+            let token = self.tokenizer.id_to_token(*id);
+            token.is_some_and(|token| token.len() > 2 && texts.iter().any(|text| text.contains(token.as_str())))
+        };
+        Arc::new(self.special.iter().copied().filter(within).collect())
+    }
+
     /// A stream for one generated text.
     #[must_use]
     pub fn stream(self: &Arc<Self>) -> DecodeStream {
@@ -93,7 +106,14 @@ impl Detokeniser {
             Form::Pieces(pieces) => pieces.strip.map_or(0, |(_, most)| most),
             _ => 0,
         };
-        DecodeStream { shared: Arc::clone(self), pending: Vec::new(), first: true, strip, window: Window::default() }
+        DecodeStream {
+            shared: Arc::clone(self),
+            visible: Visible::default(),
+            pending: Vec::new(),
+            first: true,
+            strip,
+            window: Window::default(),
+        }
     }
 
     /// The text of all `ids` at once, without special tokens.
@@ -149,6 +169,7 @@ fn form_of(decoder: &Value) -> Option<Form> {
 #[derive(Debug)]
 pub struct DecodeStream {
     shared: Arc<Detokeniser>,
+    visible: Visible,
     /// The bytes of a character whose end has not come yet: at most three.
     pending: Vec<u8>,
     /// Whether no token has come yet.
@@ -159,10 +180,25 @@ pub struct DecodeStream {
 }
 
 impl DecodeStream {
-    /// Takes the next id and appends to `out` the characters that are now whole. Special tokens and ids outside the vocabulary add nothing.
+    /// The same stream, in which these special tokens are text.
+    #[must_use]
+    pub fn showing(mut self, visible: Visible) -> Self {
+        self.visible = visible;
+        self
+    }
+
+    /// Takes the next id and appends to `out` the characters that are now whole. Special tokens (but those that are [shown](Self::showing)) and ids
+    /// outside the vocabulary add nothing.
     pub fn push(&mut self, id: u32, out: &mut String) {
         let shared = Arc::clone(&self.shared);
         if shared.is_special(id) {
+            if self.visible.contains(&id)
+                && let Some(token) = shared.tokenizer.id_to_token(id)
+            {
+                // A character that has not ended by now does not end.
+                self.finish(out);
+                out.push_str(&token);
+            }
             return;
         }
         let Some(token) = shared.tokenizer.id_to_token(id) else {

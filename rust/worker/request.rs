@@ -221,7 +221,7 @@ fn turn(at: usize, message: Message) -> Result<Turn, Error> {
         Speaker::Other(other) => return Err(wrong(format!("messages[{at}].role"), "a string", &other)),
     };
     match message.content {
-        Field::Text(text) => Ok(Turn { role, text }),
+        Field::Text(text) => Ok(Turn::new(role, text)),
         other => Err(wrong(format!("messages[{at}].content"), "a string", &other)),
     }
 }

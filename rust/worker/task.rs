@@ -131,7 +131,7 @@ impl Task {
 
     async fn chat(&self, chat: Chat) -> Result<String> {
         let model = self.load(false).await?;
-        let options = PromptOptions { enable_thinking: Some(false), prefill: chat.prefill };
+        let options = PromptOptions { enable_thinking: Some(false), prefill: chat.prefill, ..PromptOptions::default() };
         let length = chat.turns.iter().map(|turn| turn.text.len()).sum::<usize>() + options.prefill.as_ref().map_or(0, String::len);
         let prompt = if length > LONG_TEXT {
             let model = Arc::clone(&model);
@@ -139,6 +139,7 @@ impl Task {
         } else {
             model.prompt(&chat.turns, &options)?
         };
+        let prompt = prompt.ids;
         let max_tokens = chat.max_new_tokens.min(model.room(prompt.len())?);
         let stop = chat.stop.into_iter().collect();
         let sampling = model.defaults.greedy();

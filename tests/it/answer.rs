@@ -173,8 +173,8 @@ async fn told(stop: &[&str], steps: &[&[u32]], finish: Option<Finish>, rig: &Rig
             assert_eq!((token.chosen.logprob, &token.top_logprobs[..]), (-0.5, std::slice::from_ref(&token.chosen)));
             token.chosen.bytes.escape_ascii().to_string()
         };
-        found.extend(pieces.told().map(|(text, tokens)| (text.to_owned(), tokens.iter().map(name).collect())));
-        assert_eq!(pieces.logprobs().len(), pieces.told().map(|(_, tokens)| tokens.len()).sum::<usize>());
+        found.extend(pieces.told().map(|piece| (piece.text.to_owned(), piece.logprobs.iter().map(name).collect())));
+        assert_eq!(pieces.logprobs().len(), pieces.told().map(|piece| piece.logprobs.len()).sum::<usize>());
     }
     found
 }

@@ -20,7 +20,7 @@ fn settled() -> insta::Settings {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../snapshots");
     settings.set_prepend_module_to_snapshot(false);
-    settings.add_filter("(resp|msg)_[0-9a-f]{32}", "${1}_ID");
+    settings.add_filter("(resp|msg|rs|fc|ctc|call)_[0-9a-f]{32}", "${1}_ID");
     settings.add_filter(r#""(created|completed)_at":\d{10}"#, r#""${1}_at":TIME"#);
     settings.add_filter(r#","(time_to_first|prefill_tokens|decode_tokens|server_)[a-z_]*":[0-9.]+"#, "");
     settings

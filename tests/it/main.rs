@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr, unreachable_pub)]
 
 mod answer;
+mod calls;
+mod corpus;
 mod decode;
 mod fetch;
 mod grammar;
@@ -13,11 +15,13 @@ mod http_limits;
 mod http_shutdown;
 mod http_stream;
 mod http_support;
+mod http_tools;
 mod hub;
 mod listen;
 mod messages;
 mod models;
 mod port;
+mod responses_input;
 mod responses_request;
 mod responses_stream;
 mod stop;

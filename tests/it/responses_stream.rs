@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use emberd::engine::Timing;
 use emberd::error::{Code, Error};
-use emberd::models::{Ending, Likely, TokenLogprob};
-use emberd::responses::{Arrival, Begin, Effective, Event, Request, Sink, Stream, Unheard, Usage};
+use emberd::models::{Ending, Likely, Piece, TokenLogprob};
+use emberd::responses::{Arrival, Begin, Effective, Event, Ids, ReasoningEvents, Request, Sink, Stream, Unheard, Usage};
+use emberd::text::Kind;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -27,11 +28,17 @@ fn usage() -> Usage {
     let submitted = start + Duration::from_millis(10);
     let timing = Timing { submitted, taken: at(20), first: at(70), last: at(170), tokens: 11, cached: 20 };
     let arrival = Arrival { arrived: start, resolve: Some(Duration::from_micros(5)), load_wait: None, load_owner: None };
-    Usage::new(100, &timing, &arrival)
+    Usage::new(100, 5, &timing, &arrival)
 }
 
-fn stream() -> Stream {
-    let request = Request::from_json(br#"{"input":"hi","instructions":"be brief","metadata":{"a":"b"}}"#).unwrap();
+fn stream(thoughts: ReasoningEvents) -> Stream {
+    let tools = json!([
+        {"type": "function", "name": "weather"},
+        {"type": "custom", "name": "draw"},
+        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "do"}]},
+    ]);
+    let body = json!({"input": "hi", "instructions": "be brief", "metadata": {"a": "b"}, "tools": tools});
+    let request = Request::from_json(body.to_string().as_bytes()).unwrap();
     let begin = Begin {
         id: "resp_1".into(),
         created_at: 7,
@@ -42,7 +49,7 @@ fn stream() -> Stream {
         truncation: request.truncation,
         echo: request.echo,
     };
-    Stream::new(begin, "msg_1".into())
+    Stream::new(begin, Ids::from(1), thoughts, request.tools)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -51,11 +58,63 @@ enum End {
     Failure,
 }
 
-fn run(pieces: &[String], end: End) -> (Vec<Value>, Value) {
-    let (mut heard, mut stream) = (Heard::default(), stream());
+/// What a model does, one thing after another.
+#[derive(Debug, Clone)]
+enum Act {
+    Says(Vec<String>),
+    Thinks(Vec<String>),
+    /// The tool, the arguments as they come, and whether they end.
+    Calls(&'static str, Vec<String>, Option<bool>),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let words = || prop::collection::vec("[a-zé🔥\"\\\\\n ]{1,5}", 1..5);
+    let call =
+        (prop::sample::select(vec!["weather", "ns__do", "draw", "nobody"]), prop::collection::vec("[a-z{}]{1,4}", 0..4), any::<bool>());
+    let act = prop_oneof![
+        words().prop_map(Act::Says),
+        words().prop_map(Act::Thinks),
+        call.prop_map(|(name, pieces, whole)| Act::Calls(name, pieces, Some(whole))),
+    ];
+    (prop::collection::vec(act, 0..6), any::<bool>()).prop_map(|(mut acts, cut)| {
+        if cut && let Some(Act::Calls(_, _, end)) = acts.last_mut() {
+            *end = None;
+        }
+        acts
+    })
+}
+
+/// The pieces in which it is told; `joined`: with neighbours as one.
+fn told(acts: &[Act], joined: bool) -> Vec<(Kind, String)> {
+    let mut found: Vec<(Kind, String)> = Vec::new();
+    let mut tell = |kind, pieces: &[String]| {
+        if joined && !pieces.is_empty() {
+            found.push((kind, pieces.concat()));
+        } else {
+            found.extend(pieces.iter().map(|piece| (kind, piece.clone())));
+        }
+    };
+    for act in acts {
+        match act {
+            Act::Says(pieces) => tell(Kind::Text, pieces),
+            Act::Thinks(pieces) => tell(Kind::Reasoning, pieces),
+            Act::Calls(name, pieces, end) => {
+                tell(Kind::Call, &[(*name).to_owned()]);
+                tell(Kind::Arguments, pieces);
+                if let Some(whole) = end {
+                    tell(Kind::End { whole: *whole }, &[String::new()]);
+                }
+            }
+        }
+    }
+    found
+}
+
+fn run(acts: &[Act], joined: bool, thoughts: ReasoningEvents, end: End) -> (Vec<Value>, Value) {
+    let (mut heard, mut stream) = (Heard::default(), stream(thoughts));
     stream.begin(&mut heard);
-    for piece in pieces {
-        stream.text(piece, &[], &mut heard);
+    for (kind, text) in told(acts, joined) {
+        stream.piece(Piece { kind, text: &text, logprobs: &[] }, &mut heard);
     }
     match end {
         End::Ending(ending) => stream.end(ending, Some(usage()), 9, &mut heard),
@@ -69,15 +128,28 @@ fn run(pieces: &[String], end: End) -> (Vec<Value>, Value) {
     (heard.0, serde_json::to_value(stream.response()).unwrap())
 }
 
+/// The events between those of an item's start and its end: what announces its part, tells of it, and ends it.
+fn form(item: &Value) -> (Option<&'static str>, &'static str, Vec<&'static str>) {
+    match item["type"].as_str().unwrap() {
+        "message" => (Some("response.content_part.added"), "response.output_text", vec!["response.content_part.done"]),
+        "reasoning" if item.get("content").is_some() => {
+            (Some("response.content_part.added"), "response.reasoning_text", vec!["response.content_part.done"])
+        }
+        "reasoning" => {
+            (Some("response.reasoning_summary_part.added"), "response.reasoning_summary_text", vec!["response.reasoning_summary_part.done"])
+        }
+        "function_call" => (None, "response.function_call_arguments", vec![]),
+        "custom_tool_call" => (None, "response.custom_tool_call_input", vec![]),
+        kind => panic!("an item of type {kind}"),
+    }
+}
+
 /// The rules of the order of events.
-fn lawful(events: &[Value], text: &str, end: End) {
-    let types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+fn lawful(events: &[Value], end: End) {
     for (number, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], json!(number));
-        if let Some(id) = event.get("item_id") {
-            assert_eq!((id, &event["output_index"], &event["content_index"]), (&json!("msg_1"), &json!(0), &json!(0)));
-        }
     }
+    let types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(types[..2], ["response.created", "response.in_progress"]);
     let terminal = match end {
         End::Ending(Ending::Length) => "response.incomplete",
@@ -85,35 +157,50 @@ fn lawful(events: &[Value], text: &str, end: End) {
         End::Failure => "response.failed",
     };
     assert_eq!(types.last(), Some(&terminal));
-    let terminals = ["response.completed", "response.incomplete", "response.failed"];
-    assert_eq!(types.iter().filter(|kind| terminals.contains(kind)).count(), 1);
-    let between = &events[2..events.len() - 1];
-    let output = &events.last().unwrap()["response"]["output"];
-    if between.is_empty() {
-        // Nothing was said before it failed.
-        assert!(matches!(end, End::Failure) && text.is_empty());
-        assert_eq!(output, &json!([]));
-        return;
+    let mut rest = events[2..events.len() - 1].iter().peekable();
+    let mut done = Vec::new();
+    while let Some(added) = rest.next() {
+        let (index, item) = (json!(done.len()), &added["item"]);
+        assert_eq!((&added["type"], &added["output_index"]), (&json!("response.output_item.added"), &index));
+        assert_eq!(item["status"], "in_progress");
+        let (part, stem, after) = form(item);
+        let mut own = |kind: &str| {
+            let event = rest.next_if(|event| event["type"] == kind)?;
+            assert_eq!((&event["item_id"], &event["output_index"]), (&item["id"], &index));
+            Some(event)
+        };
+        if let Some(part) = part {
+            let added = own(part).expect("the part is announced");
+            assert_eq!(added["part"]["text"], "");
+        }
+        let mut sum = String::new();
+        while let Some(delta) = own(&format!("{stem}.delta")) {
+            assert_ne!(delta["delta"], "");
+            sum.push_str(delta["delta"].as_str().unwrap());
+        }
+        let whole = own(&format!("{stem}.done")).expect("what was told is told whole");
+        let text = ["text", "arguments", "input"].iter().find_map(|key| whole.get(key)).unwrap();
+        assert_eq!(text, &json!(sum));
+        for kind in after {
+            assert_eq!(own(kind).expect("the part ends")["part"]["text"], json!(sum));
+        }
+        let ended = rest.next().unwrap();
+        assert_eq!((&ended["type"], &ended["output_index"]), (&json!("response.output_item.done"), &index));
+        assert_eq!((&ended["item"]["id"], &ended["item"]["type"]), (&item["id"], &item["type"]));
+        assert_ne!(ended["item"]["status"], "in_progress");
+        if item["type"] == "function_call" {
+            assert_eq!((&whole["name"], &whole["arguments"]), (&ended["item"]["name"], &ended["item"]["arguments"]));
+        }
+        done.push(ended["item"].clone());
     }
-    let count = between.len();
-    assert_eq!(between[0]["type"], "response.output_item.added");
-    assert_eq!(between[0]["item"], json!({"type": "message", "id": "msg_1", "status": "in_progress", "role": "assistant", "content": []}));
-    assert_eq!(between[1]["type"], "response.content_part.added");
-    assert_eq!(between[1]["part"]["text"], "");
-    let deltas = &between[2..count - 3];
-    assert!(
-        deltas.iter().all(|event| event["type"] == "response.output_text.delta" && event["delta"] != "" && event["logprobs"] == json!([]))
-    );
-    let sum: String = deltas.iter().map(|event| event["delta"].as_str().unwrap()).collect();
-    assert_eq!(sum, text);
-    assert_eq!((&between[count - 3]["type"], &between[count - 3]["text"]), (&json!("response.output_text.done"), &json!(text)));
-    assert_eq!((&between[count - 2]["type"], &between[count - 2]["part"]["text"]), (&json!("response.content_part.done"), &json!(text)));
-    let item = &between[count - 1];
-    assert_eq!(item["type"], "response.output_item.done");
-    assert_eq!(item["item"]["content"], json!([{"type": "output_text", "annotations": [], "logprobs": [], "text": text}]));
-    let status = if terminal == "response.completed" { "completed" } else { "incomplete" };
-    assert_eq!(item["item"]["status"], status);
-    assert_eq!(output, &json!([item["item"]]));
+    let response = &events.last().unwrap()["response"];
+    assert_eq!(response["output"], json!(done));
+    let mut ids: Vec<&str> = done.iter().flat_map(|item| [item["id"].as_str(), item["call_id"].as_str()]).flatten().collect();
+    ids.push(response["id"].as_str().unwrap());
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "every id is different");
 }
 
 fn end() -> impl Strategy<Value = End> {
@@ -129,22 +216,53 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn events_obey_the_order_and_add_up_to_the_answer(pieces in prop::collection::vec("[a-zé🔥\"\\\\\n ]{0,5}", 0..20), end in end()) {
-        let text = pieces.concat();
-        let (events, response) = run(&pieces, end);
-        lawful(&events, &text, end);
+    fn events_obey_the_order_and_add_up_to_the_answer(acts in acts(), text: bool, end in end()) {
+        let thoughts = if text { ReasoningEvents::Text } else { ReasoningEvents::Summary };
+        let (events, response) = run(&acts, false, thoughts, end);
+        lawful(&events, end);
         prop_assert_eq!(&events.last().unwrap()["response"], &response);
         // A client that does not stream gets the same, and so does one whose text was cut elsewhere.
-        let (_, whole) = run(std::slice::from_ref(&text), end);
+        let (merged, whole) = run(&acts, true, thoughts, end);
+        lawful(&merged, end);
         prop_assert_eq!(response, whole);
     }
 }
 
 #[test]
-fn an_answer_without_text_still_has_its_message() {
-    let (events, _) = run(&[], End::Ending(Ending::Stop));
-    lawful(&events, "", End::Ending(Ending::Stop));
+fn an_answer_without_anything_still_has_its_message() {
+    let (events, _) = run(&[], false, ReasoningEvents::Summary, End::Ending(Ending::Stop));
+    lawful(&events, End::Ending(Ending::Stop));
     assert_eq!(events.len(), 8);
+    let (events, response) = run(&[], false, ReasoningEvents::Summary, End::Failure);
+    assert_eq!((events.len(), &response["output"]), (3, &json!([])));
+}
+
+#[test]
+fn thoughts_words_and_calls_are_items_of_their_own() {
+    let pieces = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let acts = [
+        Act::Thinks(pieces(&["H", "m"])),
+        Act::Says(pieces(&["I ", "ask."])),
+        Act::Calls("ns__do", pieces(&["{\"a\"", ": 1}"]), Some(true)),
+        Act::Calls("draw", pieces(&["{\"input\": \"a", "\\nb\"}"]), Some(true)),
+        Act::Calls("weather", pieces(&["{\"city"]), None),
+    ];
+    let id = |prefix: &str, number: usize| format!("{prefix}_{number:032x}");
+    let (events, response) = run(&acts, false, ReasoningEvents::Summary, End::Ending(Ending::Length));
+    lawful(&events, End::Ending(Ending::Length));
+    let output = json!([
+        {"type": "reasoning", "id": id("rs", 1), "status": "completed", "summary": [{"type": "summary_text", "text": "Hm"}], "encrypted_content": null},
+        {"type": "message", "id": id("msg", 2), "status": "completed", "role": "assistant",
+         "content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": "I ask."}]},
+        {"type": "function_call", "id": id("fc", 3), "status": "completed", "call_id": id("call", 4), "name": "do", "namespace": "ns",
+         "arguments": "{\"a\": 1}"},
+        {"type": "custom_tool_call", "id": id("ctc", 5), "status": "completed", "call_id": id("call", 6), "name": "draw", "input": "a\nb"},
+        {"type": "function_call", "id": id("fc", 7), "status": "incomplete", "call_id": id("call", 8), "name": "weather", "arguments": "{\"city"},
+    ]);
+    assert_eq!((&response["output"], &response["status"]), (&output, &json!("incomplete")));
+    let (_, response) = run(&acts[..1], false, ReasoningEvents::Text, End::Ending(Ending::Stop));
+    let content = json!([{"type": "reasoning_text", "text": "Hm"}]);
+    assert_eq!((&response["output"][0]["content"], &response["output"][0]["summary"]), (&content, &json!([])));
 }
 
 #[test]
@@ -157,7 +275,7 @@ fn a_failure_is_told_in_words_that_clients_know() {
         (Code::QueueFull, "rate_limit_exceeded", own),
         (Code::ContextLengthExceeded, "invalid_prompt", own),
     ] {
-        let mut stream = stream();
+        let mut stream = stream(ReasoningEvents::Summary);
         stream.fail(&Error::new(code, "what happened").hint("what to do"), None, &mut Unheard);
         let response = serde_json::to_value(stream.response()).unwrap();
         assert_eq!(response["error"], json!({"code": known, "message": message}));
@@ -173,7 +291,7 @@ fn times_are_told_where_they_are_known_and_only_there() {
         usage,
         json!({
             "input_tokens": 100, "input_tokens_details": {"cached_tokens": 20, "cache_write_tokens": 0},
-            "output_tokens": 11, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 111,
+            "output_tokens": 11, "output_tokens_details": {"reasoning_tokens": 5}, "total_tokens": 111,
             "prefill_input_tokens": 80, "cached_prefix_tokens": 20,
             "time_to_first_token_ms": 70.0, "prefill_tokens_per_second": 1600.0, "decode_tokens_per_second": 100.0,
             "server_inference_elapsed_ms": 150.0, "server_time_to_first_token_ms": 50.0, "server_total_time_to_first_token_ms": 70.0,
@@ -183,7 +301,7 @@ fn times_are_told_where_they_are_known_and_only_there() {
     );
     let start = Instant::now();
     let timing = Timing { submitted: start, taken: None, first: None, last: None, tokens: 0, cached: 0 };
-    let nothing = Usage::new(3, &timing, &Arrival { arrived: start, resolve: None, load_wait: None, load_owner: None });
+    let nothing = Usage::new(3, 0, &timing, &Arrival { arrived: start, resolve: None, load_wait: None, load_owner: None });
     let nothing = serde_json::to_value(nothing).unwrap();
     let keys: Vec<&str> = nothing.as_object().unwrap().keys().map(String::as_str).collect();
     let counts = ["input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"];
@@ -195,7 +313,7 @@ fn log_probabilities_go_out_with_their_text_and_stand_in_the_whole() {
     let likely = |token: &str, logprob| Likely { token: token.to_owned(), logprob, bytes: token.as_bytes().to_vec() };
     let told = |token, logprob| TokenLogprob { chosen: likely(token, logprob), top_logprobs: vec![likely("x", -0.25)] };
     let (first, rest) = (vec![told("a", -0.5)], vec![told("b", -1.5), told("c", -2.0)]);
-    let (mut heard, mut stream) = (Heard::default(), stream());
+    let (mut heard, mut stream) = (Heard::default(), stream(ReasoningEvents::Summary));
     stream.begin(&mut heard);
     stream.text("a", &first, &mut heard);
     stream.text("bc", &rest, &mut heard);

@@ -43,7 +43,7 @@ fn of_a_field_that_stands_twice_the_last_one_counts() {
     let (id, request) = parse(line.as_bytes());
     let Ok(Request::Chat(chat)) = request else { panic!("{request:?}") };
     assert_eq!((id.unwrap().get(), chat.max_new_tokens), ("2", 3));
-    assert_eq!(chat.turns, [emberd::prompt::Turn { role: Role::User, text: "b".into() }]);
+    assert_eq!(chat.turns, [emberd::prompt::Turn::new(Role::User, "b")]);
 }
 
 #[test]

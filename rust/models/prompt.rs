@@ -1,0 +1,34 @@
+//! What becomes of a conversation on its way to an engine: how it is to be written, and the ids that it is then.
+//!
+//! Making one of the other is the model's work, in `hosted`.
+
+use std::sync::Arc;
+
+use crate::text::decode::Visible;
+use crate::text::{Parser, Signatures};
+
+/// How turns become a prompt.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PromptOptions {
+    /// The template's own switch; `None` leaves it unset.
+    pub enable_thinking: Option<bool>,
+    /// Text that the answer is made to begin with: appended as it is to the rendered prompt.
+    pub prefill: Option<String>,
+    /// How hard the model should think, for templates that ask.
+    pub effort: Option<&'static str>,
+    /// The tools that the model may call, as templates know them.
+    pub tools: Arc<[serde_json::Value]>,
+    /// The same, as its calls are read.
+    pub signatures: Arc<Signatures>,
+}
+
+/// A conversation as token ids.
+#[derive(Debug)]
+pub struct Prompt {
+    /// At least one.
+    pub ids: Vec<u32>,
+    /// What tells thoughts, words and calls of the answer apart; `None` where there are only words.
+    pub(super) parser: Option<Parser>,
+    /// The special tokens that it has to see.
+    pub(super) visible: Visible,
+}

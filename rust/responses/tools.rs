@@ -1,0 +1,226 @@
+//! The tools of a request: which the model is shown, under which names, and what its calls of them are called in the answer.
+//!
+//! Functions keep their names; those of a namespace become `namespace__name`, since templates know no namespaces. A custom tool, which takes a text, is
+//! shown as a function with that text as its only argument. Tools that a provider would run itself are not shown.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::validate::At;
+use crate::error::{Code, Error, Result};
+use crate::prompt::definition;
+use crate::text::Signatures;
+
+/// The argument of a custom tool.
+pub(super) const INPUT: &str = "input";
+/// What stands between a namespace and a name.
+const BETWEEN: &str = "__";
+
+/// The name of a tool as templates know it.
+pub(super) fn flat(namespace: Option<&str>, name: &str) -> String {
+    namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}{BETWEEN}{name}"))
+}
+
+#[derive(Debug, Clone)]
+struct Tool {
+    name: String,
+    namespace: Option<String>,
+    custom: bool,
+    description: String,
+    parameters: Value,
+}
+
+/// The tools that the model is shown, by the names that the template knows them by.
+#[derive(Debug, Clone, Default)]
+pub struct Tools {
+    shown: BTreeMap<String, Tool>,
+    /// Their names in the order of the request.
+    order: Vec<String>,
+}
+
+/// Of one request: what is shown, and what the response repeats.
+pub(super) struct Read {
+    pub(super) tools: Tools,
+    pub(super) echo: Vec<Value>,
+    pub(super) choice: Value,
+}
+
+impl Tools {
+    /// Name, namespace, and whether it takes a text, of the tool that the model calls so. A name that nobody gave is repeated.
+    #[must_use]
+    pub fn named<'a>(&'a self, flat: &'a str) -> (&'a str, Option<&'a str>, bool) {
+        self.shown.get(flat).map_or((flat, None, false), |tool| (tool.name.as_str(), tool.namespace.as_deref(), tool.custom))
+    }
+
+    /// The tools as templates know them.
+    #[must_use]
+    pub fn definitions(&self) -> Arc<[Value]> {
+        let tools = self.order.iter().filter_map(|name| Some((name, self.shown.get(name)?)));
+        tools.map(|(name, tool)| definition(name, &tool.description, tool.parameters.clone())).collect()
+    }
+
+    /// Their names, each with the schema of its arguments.
+    #[must_use]
+    pub fn signatures(&self) -> Arc<Signatures> {
+        Arc::new(self.shown.iter().map(|(name, tool)| (name.clone(), tool.parameters.clone())).collect())
+    }
+
+    /// How many bytes they may add to a prompt, roughly.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.shown.iter().map(|(name, tool)| name.len() + tool.description.len() + tool.parameters.to_string().len()).sum()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    fn add(&mut self, at: &At<'_, '_>, namespace: Option<&str>, custom: bool) -> Result<()> {
+        let name = name(at)?;
+        let described = at.get("description").map(|at| at.string()).transpose()?.unwrap_or_default();
+        let (description, parameters) = if custom {
+            let schema = json!({"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]});
+            (format(at, described)?, schema)
+        } else {
+            let parameters = at.get("parameters").map(|at| at.object().cloned()).transpose()?.unwrap_or_default();
+            at.get("strict").map(|at| at.boolean()).transpose()?;
+            (described.to_owned(), schema(parameters))
+        };
+        let flat = flat(namespace, name);
+        let tool = Tool { name: name.to_owned(), namespace: namespace.map(str::to_owned), custom, description, parameters };
+        if self.shown.insert(flat.clone(), tool).is_some() {
+            return Err(Error::new(Code::InvalidValue, format!("`{}` has a name that another tool has: {flat:?}", at.path()))
+                .hint("give every tool a name of its own")
+                .at(at.path()));
+        }
+        self.order.push(flat);
+        Ok(())
+    }
+}
+
+/// Reads the tools and the choice among them.
+pub(super) fn read(root: &At<'_, '_>) -> Result<Read> {
+    let mut tools = Tools::default();
+    let mut echo = Vec::new();
+    if let Some(list) = root.get("tools") {
+        for at in list.each()? {
+            let mut kept = at.object()?.clone();
+            match at.need("type")?.string()? {
+                "function" => {
+                    tools.add(&at, None, false)?;
+                    for key in ["description", "parameters", "strict"] {
+                        kept.entry(key).or_insert(Value::Null);
+                    }
+                }
+                "custom" => tools.add(&at, None, true)?,
+                "namespace" => {
+                    let namespace = name(&at)?;
+                    for inner in at.need("tools")?.each()? {
+                        match inner.need("type")?.string()? {
+                            "function" => tools.add(&inner, Some(namespace), false)?,
+                            "custom" => tools.add(&inner, Some(namespace), true)?,
+                            kind => tracing::debug!(kind, namespace, "a tool of this kind is left out of the prompt"),
+                        }
+                    }
+                }
+                kind => tracing::debug!(kind, "a tool of this kind is left out of the prompt"),
+            }
+            echo.push(Value::Object(kept));
+        }
+    }
+    let choice = choose(&mut tools, root)?;
+    Ok(Read { tools, echo, choice })
+}
+
+/// Reads the choice, and leaves those tools that it allows.
+fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
+    let Some(at) = root.get("tool_choice") else { return Ok(Value::from("auto")) };
+    let forced = |at: &At<'_, '_>| {
+        let error = at.unsupported("asks for a tool to be called: this server leaves that to the model");
+        Err(error.hint("use \"auto\", \"none\", or allowed_tools with the mode \"auto\""))
+    };
+    match at.value {
+        Value::String(_) => match at.one_of(&[("none", "none"), ("auto", "auto"), ("required", "required")])? {
+            "required" => forced(&at),
+            "none" => {
+                *tools = Tools::default();
+                Ok(Value::from("none"))
+            }
+            mode => Ok(Value::from(mode)),
+        },
+        Value::Object(object) => match at.need("type")?.string()? {
+            "function" | "custom" => {
+                chosen(tools, &at)?;
+                forced(&at)
+            }
+            "allowed_tools" => {
+                let mode = at.get("mode").map(|at| at.one_of(&[("auto", "auto"), ("required", "required")])).transpose()?.unwrap_or("auto");
+                let mut allowed = Vec::new();
+                for tool in at.need("tools")?.each()? {
+                    tool.object()?;
+                    match tool.need("type")?.string()? {
+                        "function" | "custom" => allowed.push(chosen(tools, &tool)?),
+                        kind => tracing::debug!(kind, "a tool of this kind is not shown, allowed or not"),
+                    }
+                }
+                if mode == "required" {
+                    return forced(&at);
+                }
+                tools.order.retain(|name| allowed.contains(name));
+                tools.shown.retain(|name, _| allowed.contains(name));
+                let mut kept: Map<String, Value> = object.clone();
+                kept.insert("mode".to_owned(), Value::from(mode));
+                Ok(Value::Object(kept))
+            }
+            _ => forced(&at),
+        },
+        _ => Err(at.not("a string or an object")),
+    }
+}
+
+/// The name, as templates know it, of the tool that a choice names.
+fn chosen(tools: &Tools, at: &At<'_, '_>) -> Result<String> {
+    let namespace = at.get("namespace").map(|at| at.string()).transpose()?;
+    let name = at.need("name")?;
+    let flat = flat(namespace, name.string()?);
+    if tools.shown.contains_key(&flat) {
+        return Ok(flat);
+    }
+    let names = tools.order.join(", ");
+    let what = if names.is_empty() { "the name of a tool, and there are none".to_owned() } else { format!("the name of a tool: {names}") };
+    Err(name.wrong(what))
+}
+
+fn name<'v>(at: &At<'v, '_>) -> Result<&'v str> {
+    let name = at.need("name")?;
+    match name.string()? {
+        "" => Err(name.wrong("a name of at least one character")),
+        text => Ok(text),
+    }
+}
+
+/// A schema of arguments with what templates look for in one.
+fn schema(mut schema: Map<String, Value>) -> Value {
+    if !schema.contains_key("type") && !schema.contains_key("$ref") {
+        schema.insert("type".to_owned(), Value::from("object"));
+    }
+    if schema.get("type").is_some_and(|kind| kind == "object") {
+        let properties = schema.entry("properties").or_insert_with(|| json!({}));
+        if properties.is_null() {
+            *properties = json!({});
+        }
+    }
+    Value::Object(schema)
+}
+
+/// The description of a custom tool, with the form that its text should have.
+fn format(at: &At<'_, '_>, description: &str) -> Result<String> {
+    let Some(format) = at.get("format") else { return Ok(description.to_owned()) };
+    format.object()?;
+    let grammar = format.get("definition").map(|at| at.string()).transpose()?;
+    Ok(grammar.map_or_else(|| description.to_owned(), |grammar| format!("{description}\nThe input follows this grammar:\n{grammar}")))
+}

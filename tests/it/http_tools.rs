@@ -1,0 +1,189 @@
+//! Tools, thoughts and what comes of them over the wire, with the mock engine told what to answer.
+
+use emberd::engine::mock::{Mock, vocabulary};
+use emberd::http::Options;
+use emberd::responses::ReasoningEvents;
+use serde_json::{Value, json};
+
+use crate::http_support::{Server, until};
+
+fn script(answers: &[&str]) -> Mock {
+    Mock { script: answers.iter().map(|text| vocabulary::answer(text)).collect(), ..Mock::default() }
+}
+
+fn tools() -> Value {
+    json!([
+        {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+        {"type": "web_search"},
+        {"type": "custom", "name": "draw"},
+        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "do"}]},
+    ])
+}
+
+fn call(name: &str, arguments: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>\n")
+}
+
+/// The output without ids, which differ.
+fn bare(response: &Value) -> Vec<Value> {
+    let mut items = response["output"].as_array().unwrap().clone();
+    for item in &mut items {
+        let fields = item.as_object_mut().unwrap();
+        fields.remove("id").unwrap();
+        fields.remove("call_id");
+    }
+    items
+}
+
+#[tokio::test]
+async fn a_turn_with_a_tool_goes_round_in_both_forms() {
+    let answer = format!("<think>\nHm.\n</think>\n\nI ask.\n{}{}", call("weather", "{\"city\": \"Paris\"}"), call("ns__do", "{}"));
+    for stream in [false, true] {
+        let server = Server::start(script(&[&answer, "It is sunny."])).await;
+        let ask = async |input: Value| {
+            let reply = server.ask(&json!({"input": input, "tools": tools(), "stream": stream})).await;
+            if stream { reply.events().last().unwrap()["response"].clone() } else { reply.json() }
+        };
+        let user = json!({"role": "user", "content": "Weather?"});
+        let response = ask(json!([user])).await;
+        assert_eq!(
+            bare(&response),
+            [
+                json!({"type": "reasoning", "status": "completed", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": null}),
+                json!({"type": "message", "status": "completed", "role": "assistant",
+                    "content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": "I ask."}]}),
+                json!({"type": "function_call", "status": "completed", "name": "weather", "arguments": "{\"city\": \"Paris\"}"}),
+                json!({"type": "function_call", "status": "completed", "name": "do", "namespace": "ns", "arguments": "{}"}),
+            ],
+            "stream: {stream}"
+        );
+        assert_eq!(response["status"], "completed");
+        // `\nHm.\n</think>`, a byte each.
+        assert_eq!(response["usage"]["output_tokens_details"]["reasoning_tokens"], 13);
+        assert_eq!(response["tools"].as_array().unwrap().len(), 4);
+
+        // What came goes back as it is, and with it what came of the calls.
+        let mut input = vec![user];
+        input.extend(response["output"].as_array().unwrap().iter().cloned());
+        for (index, output) in [(3, "done"), (2, "sunny")] {
+            input.push(json!({"type": "function_call_output", "call_id": response["output"][index]["call_id"], "output": output}));
+        }
+        let response = ask(Value::from(input)).await;
+        assert_eq!(response["output"][0]["content"][0]["text"], "It is sunny.");
+        assert_eq!(response["output"].as_array().unwrap().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn without_parallel_calls_the_answer_ends_with_the_first() {
+    let answer = call("weather", "{}").repeat(3);
+    for stream in [false, true] {
+        let server = Server::start(script(&[&answer])).await;
+        let body = json!({"input": "hi", "tools": tools(), "parallel_tool_calls": false, "stream": stream});
+        let reply = server.ask(&body).await;
+        let response = if stream { reply.events().last().unwrap()["response"].clone() } else { reply.json() };
+        assert_eq!(response["output"].as_array().unwrap().len(), 1, "{response}");
+        assert_eq!(response["status"], "completed");
+        assert!(response["usage"]["output_tokens"].as_u64().unwrap() < answer.len() as u64);
+        until("the engine has let go of it", || server.load().running == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_custom_tool_gets_its_text() {
+    let server = Server::start(script(&[&call("draw", "{\"input\": \"a \\\"line\\\"\\nand more\"}")])).await;
+    let events = server.ask(&json!({"input": "hi", "tools": tools(), "stream": true})).await.events();
+    let response = &events.last().unwrap()["response"];
+    assert_eq!(
+        bare(response),
+        [json!({"type": "custom_tool_call", "status": "completed", "name": "draw", "input": "a \"line\"\nand more"})]
+    );
+    assert_eq!(events.iter().filter(|event| event["type"] == "response.custom_tool_call_input.delta").count(), 1);
+}
+
+#[tokio::test]
+async fn a_call_that_is_none_is_shown_and_one_that_is_cut_off_is_incomplete() {
+    let broken = "<tool_call>{\"name\": \"weather\", \"arguments\": oops}</tool_call>";
+    let server = Server::start(script(&[broken])).await;
+    let response = server.ask(&json!({"input": "hi", "tools": tools()})).await.json();
+    assert_eq!(response["output"][0]["content"][0]["text"], broken);
+
+    let server = Server::start(script(&[&call("weather", "{\"city\": \"Paris\"}")])).await;
+    for (limit, kind, field, text) in
+        [(20, "message", "/content/0/text", "<tool_call>\n{\"name\":"), (60, "function_call", "/arguments", "{\"city\": \"P")]
+    {
+        let body = json!({"input": "hi", "tools": tools(), "max_output_tokens": limit});
+        let response = server.ask(&body).await.json();
+        assert_eq!((&response["status"], &response["incomplete_details"]["reason"]), (&json!("incomplete"), &json!("max_output_tokens")));
+        let item = &response["output"][0];
+        assert_eq!((&item["type"], &item["status"]), (&json!(kind), &json!("incomplete")));
+        let found = item.pointer(field).unwrap().as_str().unwrap();
+        assert!(found.starts_with(text), "{found}");
+    }
+}
+
+#[tokio::test]
+async fn calls_are_text_where_tools_are_ruled_out() {
+    let answer = call("weather", "{}");
+    let server = Server::start(script(&[&answer])).await;
+    for body in [json!({"input": "hi", "tools": tools(), "tool_choice": "none"}), json!({"input": "hi"})] {
+        let response = server.ask(&body).await.json();
+        assert_eq!(response["output"][0]["content"][0]["text"], answer);
+    }
+}
+
+#[tokio::test]
+async fn thoughts_go_out_as_text_where_that_is_set() {
+    let options = Options { reasoning_events: ReasoningEvents::Text, ..Options::default() };
+    let server = Server::with(script(&["<think>Hm.</think>Four."]), options, 8).await;
+    let events = server.ask(&json!({"input": "hi", "stream": true})).await.events();
+    let types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).filter(|kind| !kind.ends_with(".delta")).collect();
+    assert_eq!(
+        types,
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.reasoning_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_stop_string_does_not_cut_thoughts_or_calls() {
+    let answer = format!("<think>a STOP b</think>c STO{}STOP d", call("weather", "{\"city\": \"STOP\"}"));
+    let server = Server::start(script(&[&answer])).await;
+    let response = server.ask(&json!({"input": "hi", "tools": tools(), "stop": ["STOP"]})).await.json();
+    let output = &response["output"];
+    assert_eq!(output[0]["summary"][0]["text"], "a STOP b");
+    assert_eq!(output[1]["content"][0]["text"], "c STO");
+    assert_eq!(output[2]["arguments"], "{\"city\": \"STOP\"}");
+    assert_eq!((output.as_array().unwrap().len(), &response["status"]), (3, &json!("completed")));
+}
+
+#[tokio::test]
+async fn truncation_keeps_calls_and_what_came_of_them_together() {
+    let server = Server::start(Mock { context_length: 1024, stop_after: 2, ..Mock::default() }).await;
+    let round = |letter: &str| {
+        vec![
+            json!({"role": "user", "content": letter.repeat(60)}),
+            json!({"type": "function_call", "call_id": letter, "name": "weather", "arguments": "{}"}),
+            json!({"type": "function_call_output", "call_id": letter, "output": letter.repeat(60)}),
+        ]
+    };
+    let input: Vec<Value> = ["a", "b", "c", "d", "e", "f", "g", "h"].iter().flat_map(|letter| round(letter)).collect();
+    let body = |truncation: &str| json!({"input": input, "truncation": truncation});
+    assert_eq!(server.ask(&body("disabled")).await.error().1, "context_length_exceeded");
+    let response = server.ask(&body("auto")).await.json();
+    assert_eq!(response["status"], "completed");
+    assert!(response["usage"]["input_tokens"].as_u64().unwrap() < 1024);
+}
