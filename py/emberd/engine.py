@@ -104,6 +104,7 @@ class Request:
         "constraint",
         "done",
         "drafter",
+        "finished",
         "held",
         "id",
         "kept",
@@ -148,6 +149,8 @@ class Request:
         """Of these, those that an earlier request left."""
         self.made = 0
         """Tokens of the answer."""
+        self.finished = False
+        """Whether its answer has come to its end."""
         self.answer: list[int] = []
         """The tokens of the answer, in an engine that needs them again."""
         self.kept = 0
@@ -180,9 +183,10 @@ class Request:
     def finish(self, token: int, eos_ids: frozenset[int]) -> str | None:
         """Counts one new token and says whether the answer ends with it, and how."""
         self.made += 1
+        self.finished = token in eos_ids or self.made >= self.max_tokens
         if token in eos_ids:
             return "stop"
-        return "length" if self.made >= self.max_tokens else None
+        return "length" if self.finished else None
 
 
 def eos_ids(*configs: dict[str, Any]) -> list[int]:

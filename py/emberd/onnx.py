@@ -260,12 +260,11 @@ class OnnxEngine:
             return None
         resumed = bool(request.answer)
         token = request.answer[-1] if resumed else rows.draw(row, request)
+        finish = None if resumed else request.finish(token, self._eos)
         self._save(request, row, count // BLOCK + SAVED_AT_ONCE)
         if not resumed:
             request.answer.append(token)
-            finish = request.finish(token, self._eos)
             if finish is not None:
-                self._keep(request, row)
                 self._forget(request)
                 return request.step([token], finish)
         rows.feed(row, token)
@@ -323,7 +322,6 @@ class OnnxEngine:
             if finish is not None:
                 ended.append(row)
                 self._save(request, row)
-                self._keep(request, row)
             elif saves and rows.length(row) >= request.kept + BLOCK:
                 saves -= 1
                 self._save(request, row)
@@ -437,16 +435,16 @@ class OnnxEngine:
             request.source = None
 
     def _save(self, request: Request, row: int, most: int = SAVED_AT_ONCE) -> None:
-        """Keeps what a row holds, but for what would take more than `most` blocks to copy."""
-        request.kept = self._rows.length(row)
-        tokens = (request.prompt + request.answer)[: request.kept]
-        self._snapshots.save(tokens, self._rows.kv(row), most, request.salt)
+        """Keeps what a row holds, but for what would take more than `most` blocks to copy.
 
-    def _keep(self, request: Request, row: int) -> None:
-        """Keeps a finished request under the name that it was given."""
-        if request.save_as is not None:
-            tokens = (request.prompt + request.answer)[: self._rows.length(row)]
-            self._snapshots.save_as(request.save_as, tokens, self._rows.kv(row), request.salt)
+        What has finished is kept in full under the name that it was given, if it was.
+        """
+        request.kept = self._rows.length(row)
+        tokens, kv = (request.prompt + request.answer)[: request.kept], self._rows.kv(row)
+        if request.finished and request.save_as is not None:
+            self._snapshots.save_as(request.save_as, tokens, kv, request.salt)
+        else:
+            self._snapshots.save(tokens, kv, most, request.salt)
 
     def _leave(self, ended: list[int]) -> None:
         """Empties rows (ascending) and closes the gaps with the highest ones."""

@@ -67,8 +67,8 @@ class _Cost:
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = self._square = self._product = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Learns from a pass."""
+    def add(self, tokens: float, seconds: float) -> None:
+        """Learns from a pass, or from the mean of some: the law is linear."""
         if tokens == 1:
             return
         if self._square > _ALIKE:
@@ -165,8 +165,7 @@ class Pace:
     def read(self, passes: list[int]) -> None:
         """What began were passes that read so many tokens each."""
         seconds = self._clock() - self._started
-        if len(passes) == 1:  # what several take together does not say what one does
-            self._cost.add(passes[0], seconds)
+        self._cost.add(sum(passes) / len(passes), seconds / len(passes))
         self._waited += seconds
         self._left = max((self._left or 0) - sum(passes), 0)
 

@@ -109,6 +109,19 @@ def test_where_the_bound_leaves_too_little_a_prompt_waits_for_a_long_gap(rows: i
     assert read(pace, clock, 900 - 512) == []
 
 
+def test_prompts_that_were_read_together_teach_what_a_piece_takes() -> None:
+    clock = Clock(noise=0)
+    pace = Pace(LONGEST, clock=clock)
+    pace.start()
+    for count in (32, 50, 20):
+        clock.read(count)
+    pace.read([32, 50, 20])
+    decode(pace, clock, 8, 10)
+    first = read(pace, clock, 512)
+    decode(pace, clock, 8)
+    assert first == [LEAST] and LEAST < read(pace, clock, 512)[0] <= 2 * LEAST
+
+
 def test_the_users_longest_piece_is_kept_to() -> None:
     clock = Clock()
     pace = warm(clock, 16, longest=3)
