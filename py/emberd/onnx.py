@@ -358,7 +358,6 @@ class OnnxEngine:
         if finish is not None or self._rows.length(row) >= request.kept + BLOCK:
             self._save(request, row)
         if finish is not None:
-            self._keep(request, row)
             self._leave([row])
         return [request.step(tokens, finish)]
 
@@ -373,7 +372,6 @@ class OnnxEngine:
             return []
         if step[2] is not None:
             self._save(request, row)
-            self._keep(request, row)
             self._leave([row])
         return [step]
 
