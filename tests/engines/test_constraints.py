@@ -269,3 +269,25 @@ def test_the_share_of_each_draw_is_that_of_the_whole_row(count: int, sampling: S
     assert allowed[drawn].all()
     # Each token's interval of the 4,000 is of its length to within one at either end.
     assert np.abs(share - expected).max() <= 2 / 4000
+
+
+def test_a_constraint_crosses_the_port_as_the_requests_own_and_only_to_an_engine_that_keeps_it(
+    compiled: Callable[[str, object], Any],
+) -> None:
+    constraint = compiled("regex", "ab|cd")
+    for keeps in (False, True):
+        doors, port = _core.port()
+        port.ready(_core.Capabilities(64, 2, tiny.VOCAB, [tiny.EOS], constraints=keeps))
+        if not keeps:
+            with pytest.raises(RuntimeError, match="cannot hold an answer to a grammar"):
+                doors.submit([8], 4, constraint=constraint)
+            assert doors.load() == (0, 0)
+            continue
+        readers = [doors.submit([8], 4, constraint=constraint) for _ in range(2)]
+        first, second = port.wait()
+        first.constraint.accept(words.FIRST_BYTE + ord("a"))
+        assert first.constraint.forced() == [words.FIRST_BYTE + ord("b")]  # the same one on every access
+        second.constraint.accept(words.FIRST_BYTE + ord("c"))
+        constraint.accept(words.FIRST_BYTE + ord("c"))
+        del readers
+        doors.close()
