@@ -165,6 +165,17 @@ def submitted(doors: _core.Doors) -> _core.Reader | None:
         return None
 
 
+@pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q5_K, Q.Q2_K], ids=lambda kind: kind.name)
+def test_minimums_of_long_rows_are_as_exact(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+    # In the head as well, whose input has a dimension more.
+    path = write(tmp_path / "tiny.gguf", FAMILY["llama-3"]._replace(width=2304, inner=2304), kind)
+    wanted, folder = Llama(path).logits(IDS[:12]), pulled(path)
+    found = distance(wanted, Folder(folder, capacity=CONTEXT).logits(IDS[:12]))
+    assert found.kl < (1e-5 if kind in FOUR_BITS else 1e-3), found
+    found = distance(wanted[[4, 11]], Folder(folder, capacity=CONTEXT).logits(IDS[:12], [5, 7]))
+    assert found.kl < (1e-5 if kind in FOUR_BITS else 1e-3), found
+
+
 def constants(folder: Path) -> dict[str, NDArray[Any]]:
     """The constants of an imported graph."""
     model = onnx.load(str(folder / "model.onnx"))

@@ -28,6 +28,7 @@ class Member(NamedTuple):
     window: int | None = None
     linear: float | None = None
     tied: bool = False
+    width: int = 256
     inner: int = 512
 
 
@@ -41,7 +42,7 @@ FAMILY = {
 }
 """By name; Qwen 3's heads are wider than the hidden state divided by their number."""
 
-LAYERS, WIDTH, HEADS, KV_HEADS, CONTEXT, VOCABULARY = 2, 256, 4, 2, 128, 400
+LAYERS, HEADS, KV_HEADS, CONTEXT, VOCABULARY = 2, 4, 2, 128, 400
 
 
 def stored(
@@ -70,13 +71,13 @@ def write(
     writer.add_name("tiny")
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
+    writer.add_embedding_length(member.width)
     writer.add_feed_forward_length(member.inner)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(member.theta)
-    if member.head_dim != WIDTH // HEADS:
+    if member.head_dim != member.width // HEADS:
         writer.add_key_length(member.head_dim)
         writer.add_value_length(member.head_dim)
     if member.window is not None:
@@ -100,30 +101,30 @@ def write(
         writer.add_tensor(name, (middle + 0.2 * random.standard_normal(size)).astype(np.float32))
 
     queries, keys = HEADS * member.head_dim, KV_HEADS * member.head_dim
-    matrix("token_embd.weight", VOCABULARY, WIDTH)
+    matrix("token_embd.weight", VOCABULARY, member.width)
     if member.factors:
         writer.add_tensor("rope_freqs.weight", np.linspace(1, 8, member.head_dim // 2, dtype=np.float32))
     for layer in range(LAYERS):
         prefix = f"blk.{layer}."
-        vector(prefix + "attn_norm.weight", WIDTH, 1)
+        vector(prefix + "attn_norm.weight", member.width, 1)
         # Larger than usual, so that attention looks at some positions and not at all alike.
-        matrix(prefix + "attn_q.weight", queries, WIDTH)
-        matrix(prefix + "attn_k.weight", keys, WIDTH)
-        matrix(prefix + "attn_v.weight", keys, WIDTH)
-        matrix(prefix + "attn_output.weight", WIDTH, queries)
-        vector(prefix + "ffn_norm.weight", WIDTH, 1)
-        matrix(prefix + "ffn_gate.weight", member.inner, WIDTH)
-        matrix(prefix + "ffn_up.weight", member.inner, WIDTH)
-        matrix(prefix + "ffn_down.weight", WIDTH, member.inner)
+        matrix(prefix + "attn_q.weight", queries, member.width)
+        matrix(prefix + "attn_k.weight", keys, member.width)
+        matrix(prefix + "attn_v.weight", keys, member.width)
+        matrix(prefix + "attn_output.weight", member.width, queries)
+        vector(prefix + "ffn_norm.weight", member.width, 1)
+        matrix(prefix + "ffn_gate.weight", member.inner, member.width)
+        matrix(prefix + "ffn_up.weight", member.inner, member.width)
+        matrix(prefix + "ffn_down.weight", member.width, member.inner)
         if member.architecture == "qwen2":
             for part, size in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
                 vector(f"{prefix}{part}.bias", size, 0.5)
         if member.architecture == "qwen3":
             vector(prefix + "attn_q_norm.weight", member.head_dim, 2)
             vector(prefix + "attn_k_norm.weight", member.head_dim, 1)
-    vector("output_norm.weight", WIDTH, 1)
+    vector("output_norm.weight", member.width, 1)
     if not member.tied:
-        matrix("output.weight", VOCABULARY, WIDTH)
+        matrix("output.weight", VOCABULARY, member.width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -203,14 +203,17 @@ impl Builder<'_> {
             }
             self.graph.floats::<ImportError>(&matrix, &[summands, digits * width], &ones)?;
             if long {
-                self.graph.integers(&format!("{matrix}/shape"), &[-1, blocks as i64, block as i64], false);
-                self.graph.integers(&format!("{matrix}/axis"), &[2], false);
+                self.graph.integers(&format!("{matrix}/shape"), &[blocks as i64, block as i64], false);
+                self.graph.integers(&format!("{matrix}/axis"), &[-1], false);
             }
         }
         let sums = format!("{extended}/sums");
         if long {
-            let [rows, plain] = ["rows", "plain"].map(|part| format!("{extended}/{part}"));
-            self.graph.node("Reshape", &[x, &format!("{matrix}/shape")], &[&rows], &[]);
+            // The hidden state of a head has a dimension more than that of a layer.
+            let [leading, shape, rows, plain] = ["leading", "shape", "rows", "plain"].map(|part| format!("{extended}/{part}"));
+            self.graph.node("Shape", &[x], &[&leading], &[("end", Attribute::Int(-1))]);
+            self.graph.node("Concat", &[&leading, &format!("{matrix}/shape")], &[&shape], &[("axis", Attribute::Int(0))]);
+            self.graph.node("Reshape", &[x, &shape], &[&rows], &[]);
             self.graph.node("ReduceSum", &[&rows, &format!("{matrix}/axis")], &[&plain], &[("keepdims", Attribute::Int(0))]);
             self.graph.node("MatMul", &[&plain, &matrix], &[&sums], &[]);
         } else {
