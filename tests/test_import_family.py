@@ -6,6 +6,8 @@ distribution is in `test_fidelity.py`.
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -25,7 +27,7 @@ from llama import Llama
 
 from emberd import _core, loop
 from support.family import CONTEXT, FAMILY, VOCABULARY, write
-from support.process import eventually, run
+from support.process import command, environment, eventually, run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -201,6 +203,34 @@ def test_codes_scales_and_minimums_are_the_files_own_bit_for_bit(
         assert np.abs(found.reshape(wanted.shape) - wanted).max() <= np.abs(digits).max() / 220
     else:
         assert np.array_equal(found.reshape(wanted.shape), wanted)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no wait4")
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    def peak(path: Path) -> int:
+        """The most memory that an import had, in bytes."""
+        done = subprocess.Popen(
+            [*command(), "models", "pull", str(path)], env=environment(tmp_path / "home"), stdout=subprocess.DEVNULL
+        )
+        _, status, usage = os.wait4(done.pid, 0)
+        done.returncode = os.waitstatus_to_exitcode(status)
+        assert done.returncode == 0
+        return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    small = write(tmp_path / "small.gguf", FAMILY["llama"], Q.Q8_0)
+    large = write(tmp_path / "large.gguf", FAMILY["llama"]._replace(inner=1 << 16), Q.Q8_0)
+    tensor = (1 << 16) * 256 * 34 // 32
+    assert large.stat().st_size > 6 * tensor
+    assert peak(large) - peak(small) < 2 * tensor
+
+
+def test_all_weights_lie_outside_the_graph(tmp_path: Path) -> None:
+    # The graph's own format ends at 2 GB; a file beside it does not.
+    folder = pulled(write(tmp_path / "tiny.gguf", FAMILY["qwen3"], Q.Q4_K))
+    model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
+    inside = [len(each.raw_data) for each in model.graph.initializer if not each.external_data]
+    assert max(inside) <= 24
+    assert (folder / "model.onnx").stat().st_size < 100_000
 
 
 @pytest.mark.parametrize("name", ["gemma3", "mistral3", "qwen2moe", "qwen3moe", "phi3"])

@@ -69,6 +69,9 @@ pub struct Llama {
 /// Tensors of each layer, with their shape `[rows, columns]` in units that [`Llama::shape`] knows.
 const LAYER_TENSORS: [&str; 9] = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"];
 
+/// The most positions that rotary tables are made for; they take 8 bytes for each pair of a head's elements.
+const LONGEST_CONTEXT: usize = 1 << 20;
+
 /// Factors that relatives of the family have, with the value that changes nothing; 0 stands for none as well.
 const OTHER_FACTORS: [(&str, f64); 8] = [
     ("attention.scale", 0.0),
@@ -123,6 +126,9 @@ impl Llama {
             }
         }
         let context = size("context_length")?;
+        if context > LONGEST_CONTEXT {
+            return Err(unsupported(&format!("a context of {context} positions")));
+        }
         let window = match gguf.integer(&named("attention.sliding_window")) {
             Some(0) => None,
             _ => Some(optional("attention.sliding_window", context)?),
@@ -136,7 +142,7 @@ impl Llama {
         let epsilon_key = named("attention.layer_norm_rms_epsilon");
         let epsilon = gguf.float(&epsilon_key).filter(|epsilon| epsilon.is_finite() && *epsilon > 0.0);
         let rope_theta = gguf.float(&named("rope.freq_base")).unwrap_or(10_000.0);
-        let llama = Self {
+        let mut llama = Self {
             family,
             layers: size("block_count")?,
             heads,
@@ -148,11 +154,13 @@ impl Llama {
             context,
             epsilon: epsilon.ok_or_else(|| missing(&epsilon_key, "a positive float"))? as f32,
             rope_theta,
-            frequencies: frequencies(gguf, architecture, head_dim, rope_theta)?,
+            frequencies: Vec::new(),
             window,
             tied: !gguf.tensors().contains_key("output.weight"),
         };
         llama.check_tensors(gguf)?;
+        // Only now is the size of a head one that the file's tensors have.
+        llama.frequencies = frequencies(gguf, architecture, head_dim, rope_theta)?;
         Ok(llama)
     }
 

@@ -5,7 +5,10 @@
 
 mod pieces;
 
-use serde_json::{Map, Value as Json, json};
+use std::collections::HashSet;
+
+use serde::{Serialize, Serializer};
+use serde_json::{Value as Json, json};
 
 use super::gguf::{Gguf, GgufError};
 use super::import::ImportError;
@@ -26,6 +29,47 @@ const LLAMA3_WORDS: &str =
 /// The same with digits one by one (Qwen 2).
 const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// `tokenizer.json`. A vocabulary has some hundred thousand tokens and merges, so these are written from where they lie.
+#[derive(Serialize)]
+struct File<'a> {
+    version: &'static str,
+    truncation: (),
+    padding: (),
+    added_tokens: Vec<Json>,
+    normalizer: Json,
+    pre_tokenizer: Json,
+    post_processor: Json,
+    decoder: Json,
+    model: Bpe<'a>,
+}
+
+/// What the two kinds of tokenizer do in ways of their own.
+struct Parts<'a> {
+    normalizer: Json,
+    decoder: Json,
+    bpe: Bpe<'a>,
+}
+
+/// The model: which neighbours are joined, the first pairs first.
+#[derive(Serialize)]
+struct Bpe<'a> {
+    r#type: &'static str,
+    dropout: (),
+    unk_token: Option<&'a str>,
+    continuing_subword_prefix: (),
+    end_of_word_suffix: (),
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    #[serde(serialize_with = "by_token")]
+    vocab: &'a [String],
+    merges: Vec<[&'a str; 2]>,
+}
+
+fn by_token<S: Serializer>(tokens: &&[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(tokens.iter().zip(0_usize..))
+}
+
 /// The tokenizer as `tokenizer.json` holds it.
 ///
 /// # Errors
@@ -39,11 +83,9 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
     let types = gguf.integers("tokenizer.ggml.token_type").unwrap_or_default();
     let pre = gguf.text("tokenizer.ggml.pre").unwrap_or("default");
 
-    let mut vocabulary = Map::with_capacity(tokens.len());
-    for (id, token) in tokens.iter().enumerate() {
-        if vocabulary.insert(token.clone(), id.into()).is_some() {
-            return Err(broken(format!("token {token:?} is in the vocabulary twice")));
-        }
+    let mut seen = HashSet::with_capacity(tokens.len());
+    if let Some(twice) = tokens.iter().find(|token| !seen.insert(token.as_str())) {
+        return Err(broken(format!("token {twice:?} is in the vocabulary twice")));
     }
     let added = tokens.iter().zip(types).enumerate().filter(|(_, (_, kind))| [CONTROL, USER_DEFINED].contains(kind));
     let added: Vec<Json> = added
@@ -52,24 +94,25 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
                     "normalized": false, "special": *kind == CONTROL })
         })
         .collect();
-    let vocabulary = Json::Object(vocabulary);
-    let ([normalizer, decoder, bpe], pre_tokenizer) = if model == "llama" {
-        (pieces::parts(gguf, tokens, types, vocabulary)?, Json::Null)
+    let (Parts { normalizer, decoder, bpe }, pre_tokenizer) = if model == "llama" {
+        (pieces::parts(gguf, tokens, types)?, Json::Null)
     } else {
-        (byte_level(gguf, pre, vocabulary)?, pre_tokenizer(pre)?)
+        (byte_level(gguf, pre, tokens)?, pre_tokenizer(pre)?)
     };
-    let tokenizer = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added,
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor(gguf, ids, tokens, model == "llama" || LLAMA3.contains(&pre)),
-        "decoder": decoder,
-        "model": bpe,
-    });
-    let text = tokenizer.to_string();
+    let post_processor = post_processor(gguf, ids, tokens, model == "llama" || LLAMA3.contains(&pre));
+    let file = File {
+        version: "1.0",
+        truncation: (),
+        padding: (),
+        added_tokens: added,
+        normalizer,
+        pre_tokenizer,
+        post_processor,
+        decoder,
+        model: bpe,
+    };
+    let text = serde_json::to_string(&file).map_err(|error| broken(error.to_string()))?;
+    drop(file);
     match text.parse::<tokenizers::Tokenizer>() {
         Ok(_) => Ok(text),
         Err(error) => Err(broken(error.to_string())),
@@ -77,26 +120,27 @@ pub fn tokenizer_json(gguf: &Gguf, ids: &SpecialIds) -> Result<String, ImportErr
 }
 
 /// Normalizer, decoder and model of a byte-level BPE.
-fn byte_level(gguf: &Gguf, pre: &str, vocabulary: Json) -> Result<[Json; 3], ImportError> {
+fn byte_level<'a>(gguf: &'a Gguf, pre: &str, tokens: &'a [String]) -> Result<Parts<'a>, ImportError> {
     let merges = gguf.texts("tokenizer.ggml.merges").ok_or_else(|| key("tokenizer.ggml.merges", "an array of strings"))?;
     let pairs = merges.iter().map(|merge| match merge.split_once(' ') {
-        Some((left, right)) => Ok(json!([left, right])),
+        Some((left, right)) => Ok([left, right]),
         None => Err(broken(format!("{merge:?} is no merge"))),
     });
-    let model = json!({
-        "type": "BPE",
-        "dropout": null,
-        "unk_token": null,
-        "continuing_subword_prefix": null,
-        "end_of_word_suffix": null,
-        "fuse_unk": false,
-        "byte_fallback": false,
-        "ignore_merges": LLAMA3.contains(&pre),
-        "vocab": vocabulary,
-        "merges": pairs.collect::<Result<Vec<_>, _>>()?,
-    });
+    let bpe = Bpe {
+        r#type: "BPE",
+        dropout: (),
+        unk_token: None,
+        continuing_subword_prefix: (),
+        end_of_word_suffix: (),
+        fuse_unk: false,
+        byte_fallback: false,
+        ignore_merges: LLAMA3.contains(&pre),
+        vocab: tokens,
+        merges: pairs.collect::<Result<Vec<_>, _>>()?,
+    };
     let normalizer = if QWEN2.contains(&pre) { json!({ "type": "NFC" }) } else { Json::Null };
-    Ok([normalizer, json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true }), model])
+    let decoder = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+    Ok(Parts { normalizer, decoder, bpe })
 }
 
 /// How text is cut before merging.

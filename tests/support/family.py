@@ -28,6 +28,7 @@ class Member(NamedTuple):
     window: int | None = None
     linear: float | None = None
     tied: bool = False
+    inner: int = 512
 
 
 FAMILY = {
@@ -40,7 +41,7 @@ FAMILY = {
 }
 """By name; Qwen 3's heads are wider than the hidden state divided by their number."""
 
-LAYERS, WIDTH, INNER, HEADS, KV_HEADS, CONTEXT, VOCABULARY = 2, 256, 512, 4, 2, 128, 400
+LAYERS, WIDTH, HEADS, KV_HEADS, CONTEXT, VOCABULARY = 2, 256, 4, 2, 128, 400
 
 
 def stored(
@@ -70,7 +71,7 @@ def write(
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
+    writer.add_feed_forward_length(member.inner)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -111,9 +112,9 @@ def write(
         matrix(prefix + "attn_v.weight", keys, WIDTH)
         matrix(prefix + "attn_output.weight", WIDTH, queries)
         vector(prefix + "ffn_norm.weight", WIDTH, 1)
-        matrix(prefix + "ffn_gate.weight", INNER, WIDTH)
-        matrix(prefix + "ffn_up.weight", INNER, WIDTH)
-        matrix(prefix + "ffn_down.weight", WIDTH, INNER)
+        matrix(prefix + "ffn_gate.weight", member.inner, WIDTH)
+        matrix(prefix + "ffn_up.weight", member.inner, WIDTH)
+        matrix(prefix + "ffn_down.weight", WIDTH, member.inner)
         if member.architecture == "qwen2":
             for part, size in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
                 vector(f"{prefix}{part}.bias", size, 0.5)

@@ -72,10 +72,9 @@ impl<'a> Builder<'a> {
         Ok(self.graph)
     }
 
-    /// Tells that these matrices have been read, and gives their pages back.
+    /// Tells that these matrices have been read.
     pub(super) fn read(&mut self, matrices: &[Matrix<'_>]) {
         for matrix in matrices {
-            self.gguf.release(self.gguf.data(matrix.tensor));
             (self.progress)(matrix.tensor.bytes() as u64);
         }
     }

@@ -6,8 +6,11 @@
 use super::decoder::Builder;
 use super::graph::{Attribute, Element, write_floats};
 use crate::models::gguf::blocks::{dequantize, row_bytes};
-use crate::models::gguf::{Kind, TensorInfo};
+use crate::models::gguf::{Gguf, Kind, TensorInfo};
 use crate::models::import::{Form, ImportError};
+
+/// Bytes of a tensor that are read before their pages are given back.
+const MAPPED: usize = 8 << 20;
 
 /// A weight matrix: a tensor, and whether its rows must be put back into the order they had before conversion.
 #[derive(Debug, Clone, Copy)]
@@ -95,9 +98,9 @@ impl Builder<'_> {
         let gguf = self.gguf;
         let mut buffer = Vec::with_capacity(columns);
         self.graph.tensor::<ImportError>(name, Element::Float, &[rows, columns], |data| {
-            each_row(matrices, |matrix, row| {
+            each_row(gguf, matrices, |matrix, row| {
                 buffer.clear();
-                dequantize(matrix.tensor.kind, row_at(gguf.data(matrix.tensor), matrix, row), &mut buffer);
+                dequantize(matrix.tensor.kind, row, &mut buffer);
                 finite(matrix.tensor, &buffer)?;
                 Ok(write_floats(data, &buffer)?)
             })
@@ -129,23 +132,28 @@ pub(super) fn columns(matrices: &[Matrix<'_>]) -> usize {
     matrices.first().map_or(0, |matrix| matrix.tensor.columns)
 }
 
-/// Visits the rows of all matrices, each with its number in the file.
+/// Visits the rows of all matrices, each as its bytes in the file, and gives their pages back.
 pub(super) fn each_row(
+    gguf: &Gguf,
     matrices: &[Matrix<'_>],
-    mut visit: impl FnMut(&Matrix<'_>, usize) -> Result<(), ImportError>,
+    mut visit: impl FnMut(&Matrix<'_>, &[u8]) -> Result<(), ImportError>,
 ) -> Result<(), ImportError> {
     for matrix in matrices {
+        let data = gguf.data(matrix.tensor);
+        let size = row_bytes(matrix.tensor.kind, matrix.tensor.columns);
+        let mut kept = 0;
         for row in 0..matrix.tensor.rows {
-            visit(matrix, matrix.source_row(row))?;
+            let source = matrix.source_row(row) * size;
+            visit(matrix, data.get(source..source + size).unwrap_or_default())?;
+            // Rows of a head are not visited in order; what is needed once more is read once more.
+            if (row + 1) * size - kept >= MAPPED {
+                gguf.release(data.get(kept..(row + 1) * size).unwrap_or_default());
+                kept = (row + 1) * size;
+            }
         }
+        gguf.release(data.get(kept..).unwrap_or_default());
     }
     Ok(())
-}
-
-/// A row's bytes, of a tensor's.
-pub(super) fn row_at<'d>(data: &'d [u8], matrix: &Matrix<'_>, row: usize) -> &'d [u8] {
-    let size = row_bytes(matrix.tensor.kind, matrix.tensor.columns);
-    data.get(row * size..(row + 1) * size).unwrap_or_default()
 }
 
 /// Refuses values that are infinite or not numbers.

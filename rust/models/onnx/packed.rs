@@ -19,7 +19,7 @@ use std::io::Write;
 
 use super::decoder::Builder;
 use super::graph::{Attribute, Element};
-use super::linear::{Matrix, columns, each_row, finite, row_at, rows};
+use super::linear::{Matrix, columns, each_row, finite, rows};
 use crate::models::gguf::blocks::Row;
 use crate::models::import::{Form, ImportError};
 
@@ -83,8 +83,8 @@ impl Builder<'_> {
         let (mut all_scales, mut all_zeros) = (Vec::with_capacity(rows * blocks), Vec::with_capacity(rows * zero_bytes));
         let mut parts = Row::default();
         self.graph.tensor::<ImportError>(&codes, Element::Byte, &[rows, blocks, block * bits / 8], |data| {
-            each_row(matrices, |matrix, row| {
-                parts.read(matrix.tensor.kind, row_at(gguf.data(matrix.tensor), matrix, row));
+            each_row(gguf, matrices, |matrix, row| {
+                parts.read(matrix.tensor.kind, row);
                 finite(matrix.tensor, &parts.scales)?;
                 finite(matrix.tensor, &parts.minimums)?;
                 refine(&mut parts, matrix.tensor.kind.coding().map_or(0, |coding| coding.spare));
@@ -124,8 +124,8 @@ impl Builder<'_> {
         let gguf = self.gguf;
         let (mut parts, mut scales, mut minimums) = (Row::default(), Vec::with_capacity(rows * columns / coding.block), Vec::new());
         self.graph.tensor::<ImportError>(&format!("{name}/codes"), Element::Byte, &[rows, columns], |data| {
-            each_row(&[matrix], |matrix, row| {
-                parts.read(tensor.kind, row_at(gguf.data(tensor), matrix, row));
+            each_row(gguf, &[matrix], |_, row| {
+                parts.read(tensor.kind, row);
                 scales.extend_from_slice(&parts.scales);
                 let moved = match coding.zero {
                     Some(zero) => 128 - zero,

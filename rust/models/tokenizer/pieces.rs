@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
-use super::{broken, key};
+use super::{Bpe, Parts, broken, key};
 use crate::models::gguf::{Gguf, Value};
 use crate::models::import::ImportError;
 
@@ -26,7 +26,7 @@ const LONGEST: usize = 1024;
 const SPACE: &str = "▁";
 
 /// Normalizer, decoder and model, as `tokenizer.json` holds them.
-pub(super) fn parts(gguf: &Gguf, tokens: &[String], types: &[i64], vocabulary: Json) -> Result<[Json; 3], ImportError> {
+pub(super) fn parts<'a>(gguf: &'a Gguf, tokens: &'a [String], types: &[i64]) -> Result<Parts<'a>, ImportError> {
     let scores = match gguf.value("tokenizer.ggml.scores") {
         Some(Value::Floats(scores)) => scores,
         _ => return Err(key("tokenizer.ggml.scores", "an array of floats")),
@@ -42,19 +42,20 @@ pub(super) fn parts(gguf: &Gguf, tokens: &[String], types: &[i64], vocabulary: J
     let normalizers: Vec<Json> = prefix.then_some(prepend).into_iter().chain([spaces(" ", SPACE)]).collect();
     let decoders = [spaces(SPACE, " "), json!({ "type": "ByteFallback" }), json!({ "type": "Fuse" })];
     let decoders: Vec<Json> = decoders.into_iter().chain(prefix.then_some(strip)).collect();
-    let model = json!({
-        "type": "BPE",
-        "dropout": null,
-        "unk_token": tokens.get(unknown as usize),
-        "continuing_subword_prefix": null,
-        "end_of_word_suffix": null,
-        "fuse_unk": true,
-        "byte_fallback": true,
-        "ignore_merges": false,
-        "vocab": vocabulary,
-        "merges": merges(tokens, types, scores)?,
-    });
-    Ok([json!({ "type": "Sequence", "normalizers": normalizers }), json!({ "type": "Sequence", "decoders": decoders }), model])
+    let bpe = Bpe {
+        r#type: "BPE",
+        dropout: (),
+        unk_token: tokens.get(unknown as usize).map(String::as_str),
+        continuing_subword_prefix: (),
+        end_of_word_suffix: (),
+        fuse_unk: true,
+        byte_fallback: true,
+        ignore_merges: false,
+        vocab: tokens,
+        merges: merges(tokens, types, scores)?,
+    };
+    let normalizer = json!({ "type": "Sequence", "normalizers": normalizers });
+    Ok(Parts { normalizer, decoder: json!({ "type": "Sequence", "decoders": decoders }), bpe })
 }
 
 /// Every pair of pieces that makes a piece; those of the highest score first, then those of the first id, then the longest left part.

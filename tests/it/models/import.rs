@@ -382,6 +382,8 @@ fn what_cannot_be_imported_is_named() {
     assert!(refused(&|file| _ = file.integer("llama.attention.head_count_kv", 3)).contains("heads"));
     assert!(refused(&|file| _ = file.integer("llama.expert_count", 8)).contains("experts"));
     assert!(refused(&|file| _ = file.string("llama.rope.scaling.type", "yarn")).contains("yarn"));
+    assert!(refused(&|file| _ = file.integer("llama.context_length", 2_000_000_000)).contains("2000000000 positions"));
+    assert!(refused(&|file| _ = file.integer("llama.attention.key_length", 2_000_000_000)).contains("differ"));
     assert!(refused(&|file| _ = file.float("llama.attention.scale", 0.5)).contains("llama.attention.scale of 0.5"));
     assert!(refused(&|file| _ = file.string("general.architecture", "qwen2")).contains("qwen2.embedding_length"));
     assert!(refused(&|file| _ = file.string("tokenizer.ggml.model", "llama")).contains("tokenizer.ggml.scores"));
