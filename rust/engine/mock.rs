@@ -126,6 +126,7 @@ impl Mock {
             max_batch: self.max_batch,
             vocab_size: vocabulary::SIZE,
             eos_ids: vec![vocabulary::EOS],
+            constraints: false,
         })?;
         let mut sequences: Vec<Sequence> = Vec::new();
         for step in 0_u32.. {

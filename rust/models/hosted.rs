@@ -13,8 +13,9 @@ use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::{AbortHandle, JoinError};
 
 use crate::engine::port::{Capabilities, Engine, Phase};
-use crate::engine::{Client, Launcher, Place, Request, Sampling, Settings, host};
+use crate::engine::{Client, Constraint, Launcher, Place, Request, Sampling, Settings, host};
 use crate::error::{Code, Error, Result};
+use crate::grammar::{Compiler, Grammar};
 use crate::models::answer::Answer;
 use crate::models::builtin;
 use crate::models::catalog::Source;
@@ -336,6 +337,7 @@ pub struct Model {
     /// Its engine.
     pub engine: Engine,
     prompter: Prompter,
+    grammars: Arc<Compiler>,
 }
 
 /// What is asked of a model.
@@ -345,6 +347,8 @@ pub struct Ask {
     pub max_tokens: u32,
     /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
+    /// What the answer may say; `None` anything.
+    pub constraint: Option<Constraint>,
     /// The answer ends at the earliest of these.
     pub stop: Vec<String>,
     /// Whether the stop string itself is part of the answer.
@@ -362,7 +366,8 @@ pub struct PromptOptions {
 
 impl Model {
     fn new(id: String, prompter: Prompter, engine: Engine, capabilities: Arc<Capabilities>, defaults: Defaults) -> Self {
-        Self { id, capabilities, defaults, engine, prompter }
+        let grammars = Arc::new(Compiler::new(Arc::clone(prompter.tokenizer()), Arc::clone(&capabilities)));
+        Self { id, capabilities, defaults, engine, prompter, grammars }
     }
 
     fn alive(&self) -> bool {
@@ -381,6 +386,14 @@ impl Model {
             return Err(self.too_long(&format!("at least {least}")));
         }
         self.prompter.tokenizer().encode(&text, false).map_err(|error| Error::new(Code::ServerError, error.to_string()))
+    }
+
+    /// What an answer may say that keeps to this grammar. The first request under a grammar waits until it is compiled, beside the thread that serves the sockets.
+    ///
+    /// # Errors
+    /// As [`Compiler::constraint`].
+    pub async fn constraint(&self, grammar: Grammar) -> Result<Constraint> {
+        self.grammars.constraint(grammar).await
     }
 
     /// How many tokens an answer to a prompt of this length can have.
@@ -415,7 +428,8 @@ impl Model {
     /// # Errors
     /// As [`Place::submit`].
     pub fn answer_at(&self, place: Place, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
-        let generation = place.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling, ..Request::default() })?;
-        Ok(Answer::new(generation, self.prompter.tokenizer(), ask.stop, ask.include_stop))
+        let Ask { max_tokens, sampling, constraint, stop, include_stop } = ask;
+        let generation = place.submit(Request { prompt, max_tokens, sampling, constraint, ..Request::default() })?;
+        Ok(Answer::new(generation, self.prompter.tokenizer(), stop, include_stop))
     }
 }

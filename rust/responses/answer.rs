@@ -12,7 +12,7 @@ use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Request, Truncation};
 use super::stream::Stream;
 use super::told::log;
-use crate::engine::{Client, Place, Sampling, Timing};
+use crate::engine::{Client, Constraint, Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
 use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
@@ -55,6 +55,7 @@ struct Held {
     truncation: Truncation,
     max_output_tokens: Option<u32>,
     sampling: Option<Sampling>,
+    constraint: Option<Constraint>,
     stop: Vec<String>,
 }
 
@@ -68,12 +69,12 @@ impl Held {
 
     /// Makes the prompt and hands it to the engine.
     fn answer(self) -> Result<Answer> {
-        let Self { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop } = self;
+        let Self { model, place, turns, thinking, truncation, max_output_tokens, sampling, constraint, stop } = self;
         let prompt = prompt(&model, &turns, thinking, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.len()).map_err(|error| error.at("input"))?;
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
-        model.answer_at(place, prompt, Ask { max_tokens, sampling, stop, include_stop: false })
+        model.answer_at(place, prompt, Ask { max_tokens, sampling, constraint, stop, include_stop: false })
     }
 }
 
@@ -94,10 +95,15 @@ impl Running {
     /// seconds since 1970.
     ///
     /// # Errors
-    /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not,
-    /// `queue_full`, and what the template or the engine complains of.
+    /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not and for a
+    /// grammar that cannot be used, `queue_full`, and what the template or the engine complains of.
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64) -> Result<Self> {
         let Request { turns, stream, max_output_tokens, controls, stop, truncation, echo, .. } = request;
+        // A grammar that cannot be used is refused before anything is taken for the request.
+        let constraint = match echo.format.grammar() {
+            Some(grammar) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
+            None => None,
+        };
         let place = model.engine.place(Client::new())?;
         let [response_id, message_id, seeds] = random()?;
         // Below 2^53, which every JSON reader gives back as it came.
@@ -118,7 +124,7 @@ impl Running {
             truncation,
             echo,
         };
-        let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, stop };
+        let held = Held { model, place, turns, thinking, truncation, max_output_tokens, sampling, constraint, stop };
         let stage = if stream && held.surely_fits() && in_turn(&held.turns) {
             Stage::Held(Box::new(held))
         } else if held.turns.iter().map(|turn| turn.text.len()).sum::<usize>() <= INLINE {

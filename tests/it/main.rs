@@ -4,9 +4,11 @@
 mod answer;
 mod decode;
 mod fetch;
+mod grammar;
 mod hosted;
 mod http_disconnect;
 mod http_door;
+mod http_grammar;
 mod http_limits;
 mod http_shutdown;
 mod http_stream;
