@@ -89,11 +89,6 @@ def is_cancel(order: Order) -> TypeGuard[Cancel]:
     return not hasattr(order, "snapshot") and not is_admit(order)
 
 
-def is_forget(order: Order) -> TypeGuard[Forget]:
-    """Tells a `Forget` from the others."""
-    return hasattr(order, "snapshot")
-
-
 class Request:
     """One request inside an engine: what was asked, and how far its answer has come."""
 

@@ -481,8 +481,6 @@ def _snapshots(model: Model, budget: int) -> Snapshots:
 def load(folder: str, settings: Settings, fail: Fail) -> OnnxEngine:
     """Opens the model in `folder`. Raises `EngineError` when it is not a folder this engine can run."""
     chunk = at_least_one("prefill_chunk", settings.prefill_chunk, PREFILL_CHUNK)
-    engine = OnnxEngine(
-        Model(folder, settings), fail, chunk, settings.cache_bytes, settings.kv_bytes, Pace(chunk)
-    )
+    engine = OnnxEngine(Model(folder, settings), fail, chunk, settings.cache_bytes, settings.kv_bytes, Pace(chunk))
     give_back()  # 21 MiB that reading the tokenizer and the graph took
     return engine
