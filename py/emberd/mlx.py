@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from emberd._core import Capabilities
+from emberd.constrain import hold
 from emberd.engine import Fail, Made, Request, Step, at_least_one, is_admit, is_cancel, is_forget
 from emberd.mlx_batch import Batch
 from emberd.mlx_caches import Sizes, can_cut, compute, compute_after, copied
@@ -81,6 +82,7 @@ class MlxEngine:
             max_batch=model.max_batch,
             vocab_size=model.vocab_size,
             eos_ids=model.eos_ids,
+            constraints=True,
         )
         self._model = model
         self._eos = frozenset(model.eos_ids)
@@ -113,6 +115,7 @@ class MlxEngine:
         """Queues a request, forgets one, or forgets a snapshot."""
         if is_admit(order):
             request = Request(order)
+            hold(request)
             self._waiting.append(_Reading(request, self._snapshots.source(request.salt, request.start_from)))
         elif is_cancel(order):
             self.drop((order.id,))
@@ -229,11 +232,11 @@ class MlxEngine:
         request.done = end
         if not self._exact:
             self._save(request, caches)
-        self._prompts.remove(reading)
         if request.sampling is None:
             token = int(mx.argmax(logits, axis=-1).tolist()[0])
         else:
             token = self._draw(np.array(logits[0].astype(mx.float32)), request)
+        self._prompts.remove(reading)
         finish = request.finish(token, self._eos)
         request.answer.append(token)
         if finish is not None:
@@ -268,14 +271,17 @@ class MlxEngine:
             self._snapshots.save(tokens, self._batch.copy(place), request.salt, name)
 
     def _guesses(self) -> list[int]:
-        """What a draft model guesses of the answer that runs alone; none where it should not."""
-        if self._draft is None:
-            return []
-        if len(self._running) > 1 or self._prompts or self._waiting:
+        """How the answer that runs alone may go on: what its constraint is certain of, else what a draft model guesses."""
+        if len(self._running) > 1 or self._prompts or self._waiting or self._batch.under_way:
             return []
         [request] = self._running
+        left = request.max_tokens - request.made - 1
+        if len(certain := _certain(request)[: min(left, self._chunk)]) > 1:
+            return certain
         most = AHEAD if request.speculation is None else request.speculation
-        count = min(most, request.max_tokens - request.made - 1)
+        count = min(most, left)
+        if self._draft is None:
+            return []
         return self._draft.guess(request.id, request.prompt + request.answer, count) if count > 0 else []
 
     def _check(self, guesses: list[int]) -> list[Step]:
@@ -345,12 +351,23 @@ class MlxEngine:
         """The next token of a sampled answer. Raises `ValueError` when the logits are not numbers."""
         assert request.sampling is not None
         if request.sampler is None:
-            request.sampler = Sampler(request.sampling, request.prompt)
+            request.sampler = Sampler(request.sampling, request.prompt, request.held)
         values, indices = highest(logits)
         token, logprob = request.sampler.choose(values, indices, logits, request.made, self._room)
         if logprob is not None:
             request.logprobs.append(logprob)
         return token
+
+
+def _certain(request: Request) -> list[int]:
+    """The tokens that a constraint is certain of."""
+    # Where log probabilities are told, tokens come one by one, as over the other engine.
+    if request.held is None or request.sampling is None or request.sampling.top_logprobs is not None:
+        return []
+    try:
+        return request.held.forced()
+    except ValueError:  # told where the next token is drawn
+        return []
 
 
 def _unread(reading: _Reading) -> int:

@@ -37,6 +37,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self._lengths)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the next pass has been started."""
+        return self._ahead is not None
+
     def length(self, place: int) -> int:
         """Tokens of a sequence that its caches hold."""
         return self._lengths[place]
@@ -106,7 +111,7 @@ class Batch:
 
     def keep(self, wrong: int, token: int) -> None:
         """Takes the last `wrong` guesses back; the only sequence goes on with `token`."""
-        for cache in self._caches:
+        for cache in self._caches if wrong else ():
             cache.trim(wrong)
         self._lengths[0] -= wrong
         self._next[0] = token

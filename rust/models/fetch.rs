@@ -328,6 +328,9 @@ impl Shelf {
     /// `model_not_found` when it is not here.
     pub fn remove(&self, name: &str) -> Result<u64> {
         let plain = !name.is_empty() && !name.starts_with('.') && Path::new(name).components().count() == 1 && !name.contains(['/', '\\']);
+        // A name means the import for this shelf's engines where there is no folder of just this name.
+        let formed = self.formed(name.to_owned());
+        let name = if plain && !self.models().join(name).is_dir() && self.models().join(&formed).is_dir() { &formed } else { name };
         let place = self.models().join(name);
         // What a killed pull left counts as well: nothing else would show it.
         let staging = self.models().join(format!(".{name}.part"));

@@ -95,6 +95,13 @@ fn engines_that_take_another_form_have_a_folder_of_their_own() {
     assert!(onnx.join("model.onnx").is_file() && !onnx.join("model.gguf").exists());
     assert!(mlx.join("model.gguf").is_file() && !mlx.join("model.onnx").exists());
     assert_eq!(rig.shelf.installed().unwrap().len(), 2);
+    let name = onnx.file_name().unwrap().to_str().unwrap();
+    let shelf = rig.shelf.clone().with_form(Form::Mlx);
+    shelf.remove(name).unwrap();
+    assert_eq!((onnx.is_dir(), mlx.is_dir()), (false, true), "that of just this name goes first");
+    shelf.remove(name).unwrap();
+    assert!(!mlx.is_dir());
+    assert!(shelf.remove(name).is_err());
 }
 
 #[test]
