@@ -49,7 +49,7 @@ async fn a_turn_with_a_tool_goes_round_in_both_forms() {
         assert_eq!(
             bare(&response),
             [
-                json!({"type": "reasoning", "status": "completed", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": null}),
+                json!({"type": "reasoning", "status": "completed", "summary": [{"type": "summary_text", "text": "Hm."}]}),
                 json!({"type": "message", "status": "completed", "role": "assistant",
                     "content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": "I ask."}]}),
                 json!({"type": "function_call", "status": "completed", "name": "weather", "arguments": "{\"city\": \"Paris\"}"}),
