@@ -16,7 +16,7 @@ mod told;
 pub mod tools;
 mod validate;
 
-pub use answer::{Running, now};
+pub use answer::{Running, count, now};
 pub use event::{Event, Sink, Unheard};
 pub use ids::Ids;
 pub use object::{Arrival, Begin, Effective, Response, Usage};
