@@ -29,6 +29,12 @@ TOOLS: list[Any] = [
     },
     {"type": "custom", "name": "draw", "description": "draws what it is told"},
     {"type": "web_search", "external_web_access": False},
+    {
+        "type": "namespace",
+        "name": "agents",
+        "description": "other agents",
+        "tools": [{"type": "function", "name": "close", "parameters": {"type": "object", "properties": {}}}],
+    },
 ]
 
 
@@ -63,19 +69,25 @@ def ask(client: openai.OpenAI, stream: bool, **body: Any) -> Response:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_turn_with_a_tool_goes_round(home: Path, stream: bool) -> None:
     thought = "<think>\nI need the weather.\n</think>\n\nLet me look.\n\n"
-    calls = "\n".join([call("weather", city="Paris"), call("draw", input="a sun\nand a cloud")])
+    calls = "\n".join(
+        [call("weather", city="Paris"), call("draw", input="a sun\nand a cloud"), call("agents__close", agent="one")]
+    )
     with scripted(home, thought + calls, "It is sunny.") as (_, client):
         user = {"role": "user", "content": "How is the weather in Paris?"}
         first = ask(client, stream, input=[user], tools=TOOLS)
         kinds = [item.type for item in first.output]
-        assert kinds == ["reasoning", "message", "function_call", "custom_tool_call"]
+        assert kinds == ["reasoning", "message", "function_call", "custom_tool_call", "function_call"]
         assert first.output_text == "Let me look."
         outputs: list[Any] = []
         for item in first.output:
             if item.type == "reasoning":
                 assert [part.text for part in item.summary] == ["I need the weather."]
             if item.type == "function_call":
-                assert (item.name, json.loads(item.arguments)) == ("weather", {"city": "Paris"})
+                known = {
+                    ("weather", None): {"city": "Paris"},
+                    ("close", "agents"): {"agent": "one"},
+                }
+                assert json.loads(item.arguments) == known[item.name, item.namespace]
                 outputs.append({"type": "function_call_output", "call_id": item.call_id, "output": "21 degrees"})
             if item.type == "custom_tool_call":
                 assert (item.name, item.input) == ("draw", "a sun\nand a cloud")

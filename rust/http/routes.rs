@@ -11,6 +11,7 @@ use hyper::header::{ALLOW, CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use percent_encoding::percent_decode_str;
+use serde::Serialize;
 use tokio::time::timeout;
 
 use super::inbound::Inbound;
@@ -28,9 +29,17 @@ const INLINE: usize = 128 * 1024;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
+/// How many tokens a request's input is.
+#[derive(Serialize)]
+struct Counted {
+    object: &'static str,
+    input_tokens: usize,
+}
+
 /// What a path stands for.
 enum Resource<'a> {
     Responses,
+    InputTokens,
     Models,
     Model(&'a str),
     Health,
@@ -40,6 +49,7 @@ impl<'a> Resource<'a> {
     fn at(path: &'a str) -> Option<Self> {
         match path {
             "/v1/responses" => Some(Self::Responses),
+            "/v1/responses/input_tokens" => Some(Self::InputTokens),
             "/v1/models" => Some(Self::Models),
             "/health" => Some(Self::Health),
             _ => path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()).map(Self::Model),
@@ -48,14 +58,14 @@ impl<'a> Resource<'a> {
 
     fn allows(&self, method: &Method) -> bool {
         match self {
-            Self::Responses => method == Method::POST,
+            Self::Responses | Self::InputTokens => method == Method::POST,
             _ => method == Method::GET || method == Method::HEAD,
         }
     }
 
     fn allowed(&self) -> &'static str {
         match self {
-            Self::Responses => "POST",
+            Self::Responses | Self::InputTokens => "POST",
             _ => "GET, HEAD",
         }
     }
@@ -106,6 +116,12 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
             inbound::json(&parts.headers)?;
             create(app, body, arrived).await
         }
+        Resource::InputTokens => {
+            inbound::json(&parts.headers)?;
+            let (model, request, _) = asked(app, body, arrived).await?;
+            let counted = Counted { object: "response.input_tokens", input_tokens: responses::count(model, request).await? };
+            Ok(outbound::json(StatusCode::OK, &counted))
+        }
         Resource::Models => Ok(outbound::json(StatusCode::OK, &models::list(&app.models))),
         Resource::Model(id) => {
             let id = percent_decode_str(id).decode_utf8_lossy();
@@ -129,20 +145,7 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
 /// Creates a response: everything about the request is checked before a model is loaded or a place in its queue taken, and everything that can
 /// be refused is refused before the first byte of a stream.
 async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Response<Body>> {
-    let body = body.read().await?;
-    let request = if body.len() <= INLINE {
-        responses::Request::from_json(&body)?
-    } else {
-        beside(move || responses::Request::from_json(&body)).await?
-    };
-    let resolving = Instant::now();
-    let hosted = app.models.find(request.model.as_deref())?;
-    let resolve = resolving.elapsed();
-    let mut arrival = Arrival { arrived: arrived.at, resolve: Some(resolve), load_wait: None, load_owner: None };
-    let model = match hosted.loaded() {
-        Some(model) => model,
-        None => load(app, &hosted, &mut arrival).await?,
-    };
+    let (model, request, arrival) = asked(app, body, arrived).await?;
     let stream = request.stream;
     let mut running = Running::start(model, request, arrival, arrived.time, app.options.reasoning_events).await?;
     if stream {
@@ -158,6 +161,25 @@ async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Respo
         whole = running.whole() => Ok(outbound::json(StatusCode::OK, whole?)),
         () = app.cut() => Err(going_away()),
     }
+}
+
+/// Reads a request and finds its model, loaded.
+async fn asked(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<(Arc<Model>, responses::Request, Arrival)> {
+    let body = body.read().await?;
+    let request = if body.len() <= INLINE {
+        responses::Request::from_json(&body)?
+    } else {
+        beside(move || responses::Request::from_json(&body)).await?
+    };
+    let resolving = Instant::now();
+    let hosted = app.models.find(request.model.as_deref())?;
+    let resolve = resolving.elapsed();
+    let mut arrival = Arrival { arrived: arrived.at, resolve: Some(resolve), load_wait: None, load_owner: None };
+    let model = match hosted.loaded() {
+        Some(model) => model,
+        None => load(app, &hosted, &mut arrival).await?,
+    };
+    Ok((model, request, arrival))
 }
 
 /// Waits for the model, which goes on loading whether anybody waits or not.

@@ -98,13 +98,7 @@ impl Held {
             speculation,
             stop,
         } = self;
-        let options = PromptOptions {
-            enable_thinking: reasoning.thinking(),
-            effort: reasoning.effort.filter(|effort| *effort != "none"),
-            tools: tools.definitions(),
-            signatures: tools.signatures(),
-            ..PromptOptions::default()
-        };
+        let options = options(&tools, reasoning);
         let prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
@@ -255,6 +249,26 @@ impl Running {
         let Stage::Answering(answer) = &self.stage else { return None };
         let timing = Timing { tokens: answer.tokens(), ..answer.timing() };
         Some(Usage::new(answer.prompt_tokens(), answer.reasoning_tokens(), &timing, &self.arrival))
+    }
+}
+
+/// How many tokens the prompt of a request has.
+///
+/// # Errors
+/// As [`Running::start`], but for what belongs to an answer.
+pub async fn count(model: Arc<Model>, request: Request) -> Result<usize> {
+    let Request { turns, tools, truncation, max_output_tokens, echo, .. } = request;
+    let make = move || prompt(&model, &turns, &options(&tools, echo.reasoning), truncation, max_output_tokens);
+    Ok(beside(make).await.map_err(|error| error.at("input"))?.ids.len())
+}
+
+fn options(tools: &Tools, reasoning: Reasoning) -> PromptOptions {
+    PromptOptions {
+        enable_thinking: reasoning.thinking(),
+        effort: reasoning.effort.filter(|effort| *effort != "none"),
+        tools: tools.definitions(),
+        signatures: tools.signatures(),
+        ..PromptOptions::default()
     }
 }
 

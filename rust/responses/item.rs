@@ -67,7 +67,7 @@ pub struct Message {
     pub content: Vec<Part>,
 }
 
-/// What the model thought, as a summary or as content.
+/// What the model thought, as a summary or as content; never sealed, and then the field for that must not be there.
 #[derive(Debug, Clone, Serialize)]
 pub struct Reasoning {
     /// `rs_…`.
@@ -79,8 +79,6 @@ pub struct Reasoning {
     /// The thoughts, where they go out as they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<Part>>,
-    /// Always null: nothing is sealed.
-    pub encrypted_content: (),
 }
 
 /// A call of a function.

@@ -17,7 +17,7 @@ mod told;
 pub mod tools;
 mod validate;
 
-pub use answer::{Running, now};
+pub use answer::{Running, count, now};
 pub use event::{Event, Sink, Unheard};
 pub use format::Format;
 pub use ids::Ids;

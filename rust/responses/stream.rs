@@ -234,7 +234,7 @@ impl Stream {
         let id = self.ids.next("rs_");
         let content = (self.thoughts == ReasoningEvents::Text).then(Vec::new);
         let status = ItemStatus::InProgress;
-        self.add(Item::Reasoning(Reasoning { id, status, summary: Vec::new(), content, encrypted_content: () }), sink);
+        self.add(Item::Reasoning(Reasoning { id, status, summary: Vec::new(), content }), sink);
         let sequence_number = self.number();
         let output_index = self.index();
         let Some(Item::Reasoning(item)) = self.response.output.last_mut() else { return };

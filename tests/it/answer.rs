@@ -1,10 +1,13 @@
 //! An answer's text and end, with the test as the engine.
 
+use std::sync::Arc;
+
 use emberd::engine::port::{Load, port};
 use emberd::engine::{Capabilities, Engine, Finish, Logprob, Order, Port, Request, Sampling, Step};
 use emberd::error::Code;
 use emberd::models::{Answer, Ending, Pieces, TokenLogprob};
 use emberd::prompt::Tokenizer;
+use emberd::text::{Format, Kind, Parser, Signatures};
 use proptest::prelude::*;
 
 use crate::vocab;
@@ -17,8 +20,12 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::of(&vocab::byte_level())
+    }
+
+    fn of(vocabulary: &serde_json::Value) -> Self {
         let (engine, port) = port(8);
-        let tokenizer = Tokenizer::from_parts(vocab::byte_level().to_string().as_bytes(), "").unwrap();
+        let tokenizer = Tokenizer::from_parts(vocabulary.to_string().as_bytes(), "").unwrap();
         let vocab_size = u32::try_from(tokenizer.vocab_size()).unwrap();
         port.ready(Capabilities { context_length: 4096, max_batch: 8, vocab_size, eos_ids: vec![], constraints: false }).unwrap();
         Self { engine, port, tokenizer }
@@ -207,4 +214,67 @@ async fn tokens_of_a_stop_string_and_of_the_end_are_not_told() {
     // A special token ends the answer: it has no text.
     let special = rig.tokenizer.token_to_id("<|im_end|>").unwrap();
     assert_eq!(told(&[], &[&ids[..1], &[special]], Some(Finish::Stop), &rig).await, [pair("a", &["a"])]);
+}
+
+/// A rig whose vocabulary has these special tokens besides.
+fn special(tokens: &[&str]) -> Rig {
+    let mut file = vocab::byte_level();
+    let added = file["added_tokens"].as_array_mut().unwrap();
+    for (next, content) in (added.len() + 262..).zip(tokens) {
+        added.push(serde_json::json!({
+            "id": next, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        }));
+    }
+    Rig::of(&file)
+}
+
+#[tokio::test]
+async fn special_tokens_that_mark_a_call_are_seen_and_only_words_have_their_tokens_told() {
+    let rig = special(&["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"]);
+    let text = "[THINK]hm[/THINK]ab [TOOL_CALLS]f[ARGS]{\"a\": 1}";
+    let mut ids = rig.ids(text);
+    ids.push(rig.tokenizer.token_to_id("<|im_end|>").unwrap());
+    assert!(rig.tokenizer.is_special(ids[0]));
+    for size in [1, 3, ids.len()] {
+        let sampling = Some(Sampling { top_logprobs: Some(0), ..Sampling::default() });
+        let generation = rig.engine.submit(Request { prompt: vec![1], max_tokens: 1000, sampling, ..Request::default() }).unwrap();
+        rig.port.wait().unwrap();
+        let id = generation.id();
+        let format = Format::of("[TOOL_CALLS] [THINK]");
+        let tools = Arc::new(Signatures::from([("f".to_owned(), serde_json::json!({}))]));
+        let visible = rig.tokenizer.detokeniser().specials(&format.marks());
+        let mut answer = Answer::new(generation, &rig.tokenizer, vec!["zz".to_owned()], false).parsed(
+            Parser::of(format, tools, "").unwrap(),
+            visible,
+            None,
+        );
+        let mut found: Vec<(Kind, String)> = Vec::new();
+        let mut tokens = String::new();
+        for (at, chunk) in ids.chunks(size).enumerate() {
+            let finish = ((at + 1) * size >= ids.len()).then_some(Finish::Stop);
+            let logprobs = chunk.iter().map(|_| Logprob { logprob: -0.5, top: vec![] }).collect();
+            rig.port.push(vec![Step { id, tokens: chunk.to_vec(), finish, logprobs }]).unwrap();
+            let mut pieces = Pieces::default();
+            std::future::poll_fn(|cx| std::task::Poll::Ready(answer.poll(cx, &mut pieces).is_ready())).await;
+            for piece in pieces.told() {
+                tokens.extend(piece.logprobs.iter().map(|token| token.chosen.token.as_str()));
+                assert!(piece.kind == Kind::Text || piece.logprobs.is_empty());
+                match found.last_mut() {
+                    Some((kind, text)) if *kind == piece.kind => text.push_str(piece.text),
+                    _ => found.push((piece.kind, piece.text.to_owned())),
+                }
+            }
+        }
+        let expected = [
+            (Kind::Reasoning, "hm"),
+            (Kind::Text, "ab"),
+            (Kind::Call, "f"),
+            (Kind::Arguments, "{\"a\": 1}"),
+            (Kind::End { whole: true }, ""),
+        ];
+        assert_eq!(found, expected.map(|(kind, text)| (kind, text.to_owned())), "{size} at a time");
+        assert_eq!(tokens, "ab");
+        // What is in the thought and the mark that ends it: `h`, `m`, `[/THINK]`.
+        assert_eq!(answer.reasoning_tokens(), 3);
+    }
 }

@@ -220,3 +220,20 @@ fn a_template_that_takes_one_call_a_turn_gets_one_a_turn_with_its_result() {
          assistant:time={\"city\": \"city-of-time\"}#call00002;tool:C#call00002;"
     );
 }
+
+#[test]
+fn templates_are_told_of_thinking_under_the_names_that_they_have_for_it() {
+    let source = "{{ enable_thinking }} {{ thinking }} {{ thinking_budget }} {{ reasoning_effort }}";
+    let text = |writing: Writing<'_>| prompter(source).text(&[user("hi")], &writing).unwrap();
+    assert_eq!(text(Writing { enable_thinking: Some(false), ..Writing::default() }), "False False 0 ");
+    assert_eq!(text(Writing { enable_thinking: Some(true), effort: Some("high"), ..Writing::default() }), "True True  high");
+    assert_eq!(text(Writing::default()), "   ");
+}
+
+#[test]
+fn thoughts_of_the_past_go_where_the_template_has_a_place_for_them() {
+    let source = "{% for m in messages %}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content or '' }}\
+        {% for call in m.tool_calls or [] %}{{ call.function.name }}={{ call.function.arguments|tojson }}{% endfor %};{% endfor %}";
+    let turns = [user("ask"), thinking(assistant("", &["weather"])), result("out")];
+    assert_eq!(prompter(source).text(&turns, &Writing::default()).unwrap(), "ask;(a-thought)weather={\"city\": \"city-of-weather\"};out;");
+}

@@ -5,7 +5,7 @@ use emberd::http::Options;
 use emberd::responses::ReasoningEvents;
 use serde_json::{Value, json};
 
-use crate::http_support::{Server, until};
+use crate::http_support::{Server, get, post, until};
 
 fn script(answers: &[&str]) -> Mock {
     Mock { script: answers.iter().map(|text| vocabulary::answer(text)).collect(), ..Mock::default() }
@@ -49,7 +49,7 @@ async fn a_turn_with_a_tool_goes_round_in_both_forms() {
         assert_eq!(
             bare(&response),
             [
-                json!({"type": "reasoning", "status": "completed", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": null}),
+                json!({"type": "reasoning", "status": "completed", "summary": [{"type": "summary_text", "text": "Hm."}]}),
                 json!({"type": "message", "status": "completed", "role": "assistant",
                     "content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": "I ask."}]}),
                 json!({"type": "function_call", "status": "completed", "name": "weather", "arguments": "{\"city\": \"Paris\"}"}),
@@ -186,4 +186,20 @@ async fn truncation_keeps_calls_and_what_came_of_them_together() {
     let response = server.ask(&body("auto")).await.json();
     assert_eq!(response["status"], "completed");
     assert!(response["usage"]["input_tokens"].as_u64().unwrap() < 1024);
+}
+
+#[tokio::test]
+async fn input_is_counted_as_it_would_be_read() {
+    let server = Server::start(script(&["hi"])).await;
+    for body in
+        [json!({"input": "hi"}), json!({"input": "hi", "instructions": "be brief", "tools": tools(), "reasoning": {"effort": "none"}})]
+    {
+        let counted = server.client().await.send(post("/v1/responses/input_tokens", body.to_string())).await.json();
+        assert_eq!(counted["object"], "response.input_tokens");
+        assert_eq!(counted["input_tokens"], server.ask(&body).await.json()["usage"]["input_tokens"]);
+    }
+    let refused = server.client().await.send(post("/v1/responses/input_tokens", "{}")).await;
+    assert_eq!(refused.error(), (400, "missing_required_parameter".into(), Some("input".into())));
+    let wrong = server.client().await.send(get("/v1/responses/input_tokens")).await;
+    assert_eq!((wrong.status.as_u16(), wrong.header("allow")), (405, "POST"));
 }

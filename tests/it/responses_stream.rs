@@ -251,7 +251,7 @@ fn thoughts_words_and_calls_are_items_of_their_own() {
     let (events, response) = run(&acts, false, ReasoningEvents::Summary, End::Ending(Ending::Length));
     lawful(&events, End::Ending(Ending::Length));
     let output = json!([
-        {"type": "reasoning", "id": id("rs", 1), "status": "completed", "summary": [{"type": "summary_text", "text": "Hm"}], "encrypted_content": null},
+        {"type": "reasoning", "id": id("rs", 1), "status": "completed", "summary": [{"type": "summary_text", "text": "Hm"}]},
         {"type": "message", "id": id("msg", 2), "status": "completed", "role": "assistant",
          "content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": "I ask."}]},
         {"type": "function_call", "id": id("fc", 3), "status": "completed", "call_id": id("call", 4), "name": "do", "namespace": "ns",
