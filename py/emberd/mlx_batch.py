@@ -1,7 +1,7 @@
 """The sequences whose answers run together on MLX, over mlx-lm's caches for batches.
 
 Each pass reads one token of every sequence. A sequence alone keeps its own caches, for which attention needs no mask; two and more
-are merged, and padded on the left to the longest. On a GPU the next pass can be under way while Python still handles
+are merged, and padded on the left to the longest. The next pass can be under way while Python still handles
 the tokens of this one (`step`). Who the sequences are, and how a token is drawn, is decided elsewhere.
 """
 
@@ -29,8 +29,8 @@ class Batch:
         """Tokens that the caches hold of each."""
         self._next: list[int] = []
         """The token of each that the next pass reads, unless the pass is under way."""
-        self._ahead: mx.array | None = None
-        """The logits of the next pass, where it has been started."""
+        self._ahead: tuple[mx.array, mx.array] | None = None
+        """The logits of the next pass and the likeliest tokens, where it has been started."""
         self._logits: mx.array | None = None
         self._rows: NDArray[np.float32] | None = None
 
@@ -51,7 +51,8 @@ class Batch:
         if self._ahead is not None:  # the others have had their next pass
             logits = self._model(mx.array([[token]]), caches)[:, -1]
             compute_after(logits, caches)
-            self._ahead, length = mx.concatenate([self._ahead, logits]), length + 1
+            own = logits, mx.argmax(logits, axis=-1)
+            self._ahead, length = tuple(map(mx.concatenate, zip(self._ahead, own, strict=True))), length + 1
         if not self._lengths:
             self._caches = caches
         else:
@@ -76,7 +77,8 @@ class Batch:
             for cache in self._caches:
                 cache.filter(keep)
         if self._ahead is not None:
-            self._ahead = self._ahead[mx.array(keep)]
+            logits, best = self._ahead
+            self._ahead = logits[mx.array(keep)], best[mx.array(keep)]
         self._lengths = [self._lengths[place] for place in keep]
         self._next = [self._next[place] for place in keep]
         self._logits = self._rows = None
@@ -87,14 +89,12 @@ class Batch:
         With `ahead`, these tokens are what the sequences go on with, and the pass that reads them is started before
         they are known here; `feed` must not be called then.
         """
-        logits, self._ahead = self._ahead, None
-        if logits is None:
-            logits = self._pass(mx.array(self._next)[:, None])
-        best = mx.argmax(logits, axis=-1)
-        self._logits, self._rows = logits, None
+        started, self._ahead = self._ahead, None
+        self._logits, best = started or self._start(mx.array(self._next))
+        self._rows = None
         if ahead:
-            self._ahead = self._pass(best[:, None])
-            mx.async_eval(best, self._ahead)
+            self._ahead = self._start(best)
+        # What is waited for here is this pass: the next one was handed over after it, and for itself.
         self._next = best.tolist()
         return list(self._next)
 
@@ -137,9 +137,13 @@ class Batch:
         """Frees everything."""
         self.leave(list(range(len(self._lengths))))
 
-    def _pass(self, tokens: mx.array) -> mx.array:
+    def _start(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """Starts a pass over one token of each sequence: its logits, and the likeliest tokens."""
         self._lengths = [length + 1 for length in self._lengths]
-        return self._model(tokens, self._caches)[:, -1]
+        logits = self._model(tokens[:, None], self._caches)[:, -1]
+        best = mx.argmax(logits, axis=-1)
+        mx.async_eval(logits, best)
+        return logits, best
 
     def _taken_out(self, place: int, own: bool = False) -> Caches:
         if len(self._lengths) == 1:

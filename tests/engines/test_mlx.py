@@ -44,7 +44,7 @@ def llama_case(folders: dict[str, Path]) -> Case:
     return replace(case, folder=folders["mlx"])
 
 
-def serve(case: Case, port: FakePort, chunk: int = 128, ahead: bool | None = None, **settings: int) -> FakePort:
+def serve(case: Case, port: FakePort, chunk: int = 128, ahead: bool = True, **settings: int) -> FakePort:
     """Serves with what only a test chooses."""
     model = Model(str(case.folder), Settings(**settings))
     engine = MlxEngine(model, port.fail, chunk, settings.get("cache_bytes"), settings.get("kv_bytes"), ahead)
