@@ -16,12 +16,13 @@ from pathlib import Path
 from types import FrameType
 
 import items as doors
+from grammar_items import grammars
 from harness import BenchError, Tools, build_load, find_emberd, machine
 from items import Options, Row
 from prefix_items import prefixes
 from worker_items import titles
 
-ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes}
+ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes, "h": grammars}
 
 HEAD = ("", "emberd", "peer", "ratio", "target", "")
 
@@ -79,10 +80,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one streaming turn (default 1)")
     parser.add_argument("--emberd", type=shlex.split, default=list(find_emberd()), help="the command to measure")
     parser.add_argument("--load", help="the load generator; built when not given")
-    parser.add_argument("--model", default="smollm2-135m", help="the model of items d, f and g (default smollm2-135m)")
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="the model of items d and f to h (default smollm2-135m)"
+    )
     parser.add_argument("--folder", type=Path, help="that model's folder; found when not given")
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="compute threads of items d, f and g (default: the cores)"
+        "--threads", type=int, default=os.cpu_count(), help="compute threads of items d and f to h (default: the cores)"
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page")
     parser.add_argument("--strict", action="store_true", help="exit with 2 when a target was missed")

@@ -31,6 +31,8 @@ pub mod responses;
 
 pub mod models;
 
+pub mod grammar;
+
 pub mod prompt;
 
 pub mod engine;

@@ -9,6 +9,7 @@ __all__ = [
     "App",
     "Cancel",
     "Capabilities",
+    "Constraint",
     "Doors",
     "Forget",
     "Launch",
@@ -17,6 +18,7 @@ __all__ = [
     "Reader",
     "Sampling",
     "Settings",
+    "constraint",
     "graphs",
     "port",
     "start",
@@ -75,6 +77,34 @@ class Sampling:
         """How many of the likeliest tokens are told beside each token's own log probability; `None` asks for neither."""
 
 @final
+class Constraint:
+    """What one answer may say, and how far it has come. Every call that cannot be answered raises `ValueError`."""
+
+    def mask(self) -> bytes:
+        """Which token ids may come next, a bit for each: id `i` is bit `i % 8` of byte `i // 8`.
+
+        At least one is set; once the answer is complete, those that end it. The length is a multiple of 4.
+        """
+    def forced(self) -> list[int]:
+        """The ids that are certain to come next, in order, up to 512; none where there is a choice and when all is said."""
+    def accept(self, token: int) -> None:
+        """Goes on to the next place of the answer. A token that is not allowed raises, and changes nothing."""
+    def accepting(self) -> bool:
+        """Whether the answer may end here."""
+    @property
+    def complete(self) -> bool:
+        """Whether nothing but the end may come."""
+
+def constraint(
+    folder: str | PathLike[str], vocab_size: int, eos_ids: Sequence[int], syntax: str, definition: str
+) -> Constraint:
+    """What a door makes of a grammar, for tests and benchmarks of engines without a door.
+
+    `folder` holds `tokenizer.json`; `syntax` is `json_schema`, `json_object`, `regex` or `lark`. Raises `RuntimeError` with the reason
+    when the grammar is refused.
+    """
+
+@final
 class Admit:
     """A new request."""
 
@@ -85,6 +115,7 @@ class Admit:
         max_tokens: int,
         sampling: Sampling | None = None,
         *,
+        constraint: Constraint | None = None,
         speculation: int | None = None,
         salt: str = "",
         start_from: int | None = None,
@@ -102,6 +133,9 @@ class Admit:
     @property
     def sampling(self) -> Sampling | None:
         """`None` for plain greedy decoding."""
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer may say, the same one on every access; `None` for anything."""
     @property
     def speculation(self) -> int | None:
         """How many tokens ahead may be guessed and checked in one pass; 0 none, `None` as many as the engine thinks best."""
@@ -137,7 +171,15 @@ class Forget:
 class Capabilities:
     """What a loaded model can do."""
 
-    def __new__(cls, context_length: int, max_batch: int, vocab_size: int, eos_ids: Sequence[int]) -> Capabilities: ...
+    def __new__(
+        cls,
+        context_length: int,
+        max_batch: int,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        *,
+        constraints: bool = False,
+    ) -> Capabilities: ...
     @property
     def context_length(self) -> int:
         """Tokens of prompt and answer together."""
@@ -150,6 +192,9 @@ class Capabilities:
     @property
     def eos_ids(self) -> list[int]:
         """The ids that end an answer."""
+    @property
+    def constraints(self) -> bool:
+        """Whether it holds answers to a `Constraint`."""
 
 @final
 class Settings:
@@ -267,12 +312,16 @@ class Doors:
         max_tokens: int,
         sampling: Sampling | None = None,
         *,
+        constraint: Constraint | None = None,
         speculation: int | None = None,
         salt: str = "",
         start_from: int | None = None,
         save_as: int | None = None,
     ) -> Reader:
-        """Queues a request. Raises `RuntimeError` with the reason when it is refused."""
+        """Queues a request. Raises `RuntimeError` with the reason when it is refused.
+
+        Its constraint is a copy of the one given, as that is now.
+        """
     def forget(self, snapshot: int) -> None:
         """Gives up a snapshot."""
     def load(self) -> tuple[int, int]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
-    from emberd._core import Admit, Cancel, Capabilities, Forget, Sampling, Settings
+    from emberd._core import Admit, Cancel, Capabilities, Constraint, Forget, Sampling, Settings
+    from emberd.constrain import Held
     from emberd.sampling import Sampler
 
     Order = Admit | Cancel | Forget
@@ -87,7 +88,9 @@ class Request:
     __slots__ = (
         "answer",
         "cached",
+        "constraint",
         "done",
+        "held",
         "id",
         "kept",
         "logprobs",
@@ -108,6 +111,9 @@ class Request:
         self.prompt: list[int] = order.prompt
         self.max_tokens: int = order.max_tokens
         self.sampling: Sampling | None = order.sampling
+        self.constraint: Constraint | None = order.constraint
+        self.held: Held | None = None
+        """What draws under the constraint, in an engine that keeps one."""
         self.sampler: Sampler | None = None
         """What chooses its tokens, from the first one on; kept by the engine."""
         self.speculation: int | None = order.speculation

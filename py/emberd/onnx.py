@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from emberd._core import Capabilities
+from emberd.constrain import FastForward, hold
 from emberd.engine import EngineError, Fail, Made, Request, Step, at_least_one, is_admit, is_cancel
 from emberd.kv import BLOCK
 from emberd.rows import Rows
@@ -55,12 +56,14 @@ class OnnxEngine:
             max_batch=model.max_batch,
             vocab_size=model.vocab_size,
             eos_ids=model.eos_ids,
+            constraints=True,
         )
         self._eos = frozenset(model.eos_ids)
         self._max_batch = model.max_batch
         self._chunk = min(prefill_chunk, model.context_length)
         self._fail = fail
         self._rows = Rows(model, self._chunk)
+        self._forward = FastForward(self._rows, self._chunk)
         self._snapshots = _snapshots(model, default_budget() if cache_bytes is None else cache_bytes)
         self._prompts: list[Request] = []
         """In order of arrival; those that are being read have a row."""
@@ -80,6 +83,7 @@ class OnnxEngine:
         """Queues a request, or forgets one."""
         if is_admit(order):
             request = Request(order)
+            hold(request)
             request.done = self._kept(request)
             self._prompts.append(request)
         elif is_cancel(order):
@@ -211,6 +215,8 @@ class OnnxEngine:
     def _decode(self) -> list[Step]:
         """One token for every running answer, all in one pass."""
         running, rows, eos = self._running, self._rows, self._eos
+        if (row := self._forward.next(running)) is not None:
+            return self._force(row)
         rows.decode(len(running))
         steps: list[Step] = []
         ended: list[int] = []
@@ -238,6 +244,20 @@ class OnnxEngine:
                 self._save(request, row)
         self._leave(ended)
         return steps
+
+    def _force(self, row: int) -> list[Step]:
+        """What is certain to come in one row, read in one pass, and the token after it."""
+        request = self._running[row]
+        try:
+            step = self._forward.run(row, request, self._eos)
+        except ValueError as fault:
+            self._fail(request.id, f"no token can be drawn: {fault}")
+            self._leave([row])
+            return []
+        if step[2] is not None:
+            self._save(request, row)
+            self._leave([row])
+        return [step]
 
     def _kept(self, request: Request) -> int:
         """How many tokens of a prompt need not be read."""

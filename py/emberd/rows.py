@@ -102,7 +102,7 @@ class Rows:
             return int(self._argmax[row])
         sampler = request.sampler
         if sampler is None:
-            sampler = request.sampler = Sampler(request.sampling, request.prompt)
+            sampler = request.sampler = Sampler(request.sampling, request.prompt, request.held)
         logits = self._logits[row, 0]
         if self._model.candidates:
             values, indices = self._values[row], self._indices[row]

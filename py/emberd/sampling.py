@@ -17,6 +17,7 @@ from emberd.adjust import Adjustments
 
 if TYPE_CHECKING:
     from emberd._core import Sampling
+    from emberd.constrain import Held
     from emberd.engine import Logprob
 
 _MASK = 2**64 - 1
@@ -36,13 +37,16 @@ class Room:
     def __init__(self, vocab_size: int) -> None:
         self.weights = np.zeros(vocab_size, np.float32)
         self.adjusted = np.zeros(vocab_size, np.float32)
+        self.masked = np.zeros(vocab_size, np.float32)
+        self.barred = np.zeros((-(-vocab_size // 32) * 4, 8), np.float32)
 
 
 class Sampler:
     """How one request's tokens are chosen, with what its answer has said so far."""
 
-    def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
+    def __init__(self, sampling: Sampling, prompt: list[int], held: Held | None = None) -> None:
         self._sampling = sampling
+        self._held = held
         self._top = sampling.top_logprobs
         self._adjustments = Adjustments.of(sampling, prompt)
 
@@ -53,7 +57,7 @@ class Sampler:
 
         `values` `[candidates]` are the highest logits in descending order, of equal ones the lower id first, and `ids`
         their token ids; `logits` `[vocab]` is the full row they come from. Each token is chosen once, in order. Raises
-        `ValueError` when the logits are not numbers.
+        `ValueError` when the logits are not numbers, and when the constraint cannot go on.
         """
         sampling, highest_values, highest_ids, row = self._sampling, values, ids, logits
         if self._adjustments is not None and np.isfinite(values[0]):
@@ -62,12 +66,21 @@ class Sampler:
             if not len(highest_ids):
                 highest_values, highest_ids = highest(row)
         u = uniform(sampling.seed, n) if sampling.temperature else 0.0
-        token = draw(highest_values, highest_ids, row, sampling, u, room.weights)
-        if self._adjustments is not None:
-            self._adjustments.count(token)
+        if self._held is None:
+            token = draw(highest_values, highest_ids, row, sampling, u, room.weights)
+        else:
+            token = self._held.draw(highest_values, highest_ids, row, sampling, u, room)
+        self.take(token)
         if self._top is None:
             return token, None
         return token, logprob(values, ids, logits, token, self._top, room.weights)
+
+    def take(self, token: int) -> None:
+        """Counts a token as the next of the answer, whoever chose it. Raises `ValueError` when the constraint refuses it."""
+        if self._held is not None:
+            self._held.accept(token)
+        if self._adjustments is not None:
+            self._adjustments.count(token)
 
 
 def uniform(seed: int, n: int) -> float:

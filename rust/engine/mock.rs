@@ -141,6 +141,7 @@ impl Mock {
             max_batch: self.max_batch,
             vocab_size: vocabulary::SIZE,
             eos_ids: vec![vocabulary::EOS],
+            constraints: false,
         })?;
         let mut sequences: Vec<Sequence> = Vec::new();
         let mut admitted = 0;

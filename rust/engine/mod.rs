@@ -1,15 +1,19 @@
 //! Engines: token ids in, token ids out. Knows no text, no sockets and no Python.
 //!
-//! [`port`] is the boundary itself (the contract is `docs/port.md`); [`order`] and [`step`] are what crosses it; [`generation`] is the
-//! reader's end, whose drop is the cancellation; [`host`] starts an engine and waits for it; [`mock`] is an engine in Rust.
+//! [`port`] is the boundary itself (the contract is `docs/port.md`); [`order`], [`constraint`] and [`step`] are what crosses it; [`generation`] is the
+//! reader's end, whose drop is the cancellation; [`host`] starts an engine and waits for it; [`mock`] is an engine in Rust; `patience` ends what a
+//! hostile constraint would make last.
 
+pub mod constraint;
 pub mod generation;
 pub mod host;
 pub mod mock;
 pub mod order;
+mod patience;
 pub mod port;
 pub mod step;
 
+pub use constraint::{Constraint, ConstraintError};
 pub use generation::{Chunk, Generation, Timing};
 pub use host::{Launch, Launcher, Launches, Settings};
 pub use order::{Admit, Order, Reuse, Sampling};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::{Id, SnapshotId};
+use crate::engine::{Constraint, Id, SnapshotId};
 use crate::error::{Code, Error, Result};
 
 /// How the next id is chosen from the logits. Every field has a neutral value; [`Sampling::default`] is plain greedy decoding.
@@ -122,6 +122,8 @@ pub struct Admit {
     pub max_tokens: u32,
     /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
+    /// What the answer may say; `None` anything.
+    pub constraint: Option<Constraint>,
     /// How many ids ahead may be guessed and checked in one pass: 0 none, `None` as many as the engine thinks best. Changes the pace, never the ids.
     pub speculation: Option<u32>,
     /// What it may start from, and what it leaves.

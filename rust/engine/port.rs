@@ -32,6 +32,8 @@ pub struct Capabilities {
     pub vocab_size: u32,
     /// A sequence ends after one of these.
     pub eos_ids: Vec<u32>,
+    /// Whether it holds answers to a [`crate::engine::Constraint`].
+    pub constraints: bool,
 }
 
 /// Where an engine is in its life.

@@ -6,6 +6,7 @@ use emberd::engine::{self, Id, SnapshotId};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::constraint::Constraint;
 use crate::port::Port;
 use crate::sampling::Sampling;
 
@@ -32,24 +33,26 @@ pub(crate) struct Reader {
 
 #[pymethods]
 impl Doors {
-    /// Queues a request.
-    #[pyo3(signature = (prompt, max_tokens, sampling=None, *, speculation=None, salt="", start_from=None, save_as=None))]
+    /// Queues a request. Its constraint is a copy of the one given, as that is now.
+    #[pyo3(signature = (prompt, max_tokens, sampling=None, *, constraint=None, speculation=None, salt="", start_from=None, save_as=None))]
     #[allow(clippy::too_many_arguments)] // Named ones, in Python.
     fn submit(
         &self,
         prompt: Vec<u32>,
         max_tokens: u32,
         sampling: Option<&Bound<'_, Sampling>>,
+        constraint: Option<&Bound<'_, Constraint>>,
         speculation: Option<u32>,
         salt: &str,
         start_from: Option<SnapshotId>,
         save_as: Option<SnapshotId>,
     ) -> PyResult<Reader> {
         let sampling = sampling.map(|sampling| sampling.get().into());
+        let constraint = constraint.map(|constraint| constraint.get().copied());
         let reuse = engine::Reuse { salt: salt.into(), start_from, save_as };
         let generation = self
             .engine
-            .submit(engine::Request { prompt, max_tokens, sampling, speculation, reuse })
+            .submit(engine::Request { prompt, max_tokens, sampling, constraint, speculation, reuse })
             .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         Ok(Reader { id: generation.id(), generation: Mutex::new(Some(generation)) })
     }

@@ -1,8 +1,9 @@
 //! The extension module `emberd._core`: everything that Python sees of the core stands in this list.
 //!
-//! [`port`] is the crossing, with [`sampling`]; [`app`] starts the process and hands out engines to load. Nothing here knows doors, text or models.
+//! [`port`] is the crossing, with [`sampling`] and [`constraint`]; [`app`] starts the process and hands out engines to load. Nothing here knows doors, text or models.
 
 mod app;
+mod constraint;
 mod doors;
 mod port;
 mod sampling;
@@ -12,6 +13,8 @@ mod sampling;
 mod _core {
     #[pymodule_export]
     use crate::app::{App, graphs, start};
+    #[pymodule_export]
+    use crate::constraint::{Constraint, constraint};
     #[pymodule_export]
     use crate::doors::{Doors, Reader, port};
     #[pymodule_export]

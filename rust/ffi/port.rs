@@ -10,6 +10,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PyTuple};
 
+use crate::constraint::Constraint;
 use crate::sampling::Sampling;
 
 create_exception!(emberd._core, PortError, PyRuntimeError, "A call on the port that the contract does not allow.");
@@ -28,6 +29,7 @@ pub(crate) struct Admit {
     #[pyo3(get)]
     max_tokens: u32,
     sampling: Option<Sampling>,
+    constraint: Option<Constraint>,
     #[pyo3(get)]
     speculation: Option<u32>,
     reuse: engine::Reuse,
@@ -35,28 +37,32 @@ pub(crate) struct Admit {
 
 impl From<engine::Admit> for Admit {
     fn from(admit: engine::Admit) -> Self {
-        let engine::Admit { id, prompt, max_tokens, sampling, speculation, reuse } = admit;
-        Self { id, prompt, max_tokens, sampling: sampling.map(Sampling::from), speculation, reuse }
+        let engine::Admit { id, prompt, max_tokens, sampling, constraint, speculation, reuse } = admit;
+        let (sampling, constraint) = (sampling.map(Sampling::from), constraint.map(Constraint::from));
+        Self { id, prompt, max_tokens, sampling, constraint, speculation, reuse }
     }
 }
 
 #[pymethods]
 impl Admit {
     #[new]
-    #[pyo3(signature = (id, prompt, max_tokens, sampling=None, *, speculation=None, salt="", start_from=None, save_as=None))]
+    #[pyo3(signature = (id, prompt, max_tokens, sampling=None, *, constraint=None, speculation=None, salt="", start_from=None, save_as=None))]
     #[allow(clippy::too_many_arguments)] // Named ones, in Python.
     fn new(
         id: Id,
         prompt: Vec<u32>,
         max_tokens: u32,
         sampling: Option<&Bound<'_, Sampling>>,
+        constraint: Option<&Bound<'_, Constraint>>,
         speculation: Option<u32>,
         salt: &str,
         start_from: Option<SnapshotId>,
         save_as: Option<SnapshotId>,
     ) -> Self {
         let reuse = engine::Reuse { salt: salt.into(), start_from, save_as };
-        Self { id, prompt, max_tokens, sampling: sampling.map(|sampling| sampling.get().clone()), speculation, reuse }
+        let sampling = sampling.map(|sampling| sampling.get().clone());
+        let constraint = constraint.map(|constraint| constraint.get().clone());
+        Self { id, prompt, max_tokens, sampling, constraint, speculation, reuse }
     }
 
     #[getter]
@@ -83,6 +89,12 @@ impl Admit {
     #[getter]
     fn sampling(&self) -> Option<Sampling> {
         self.sampling.clone()
+    }
+
+    /// The same one at every access.
+    #[getter]
+    fn constraint(&self) -> Option<Constraint> {
+        self.constraint.clone()
     }
 
     fn __repr__(&self) -> String {
@@ -137,8 +149,9 @@ pub(crate) struct Capabilities {
 #[pymethods]
 impl Capabilities {
     #[new]
-    fn new(context_length: u32, max_batch: u32, vocab_size: u32, eos_ids: Vec<u32>) -> Self {
-        Self { capabilities: engine::Capabilities { context_length, max_batch, vocab_size, eos_ids } }
+    #[pyo3(signature = (context_length, max_batch, vocab_size, eos_ids, *, constraints=false))]
+    fn new(context_length: u32, max_batch: u32, vocab_size: u32, eos_ids: Vec<u32>, constraints: bool) -> Self {
+        Self { capabilities: engine::Capabilities { context_length, max_batch, vocab_size, eos_ids, constraints } }
     }
 
     #[getter]
@@ -161,11 +174,20 @@ impl Capabilities {
         self.capabilities.eos_ids.clone()
     }
 
+    #[getter]
+    fn constraints(&self) -> bool {
+        self.capabilities.constraints
+    }
+
     fn __repr__(&self) -> String {
         let it = &self.capabilities;
         format!(
-            "Capabilities(context_length={}, max_batch={}, vocab_size={}, eos_ids={:?})",
-            it.context_length, it.max_batch, it.vocab_size, it.eos_ids
+            "Capabilities(context_length={}, max_batch={}, vocab_size={}, eos_ids={:?}, constraints={})",
+            it.context_length,
+            it.max_batch,
+            it.vocab_size,
+            it.eos_ids,
+            if it.constraints { "True" } else { "False" }
         )
     }
 }

@@ -164,7 +164,8 @@ mod tests {
             let loading = hosted.load();
             let launch = tokio::task::spawn_blocking(move || launches.next()).await.unwrap().unwrap();
             let port = launch.port;
-            port.ready(Capabilities { context_length: 8192, max_batch: 1, vocab_size: SIZE, eos_ids: vec![EOS] }).unwrap();
+            port.ready(Capabilities { context_length: 8192, max_batch: 1, vocab_size: SIZE, eos_ids: vec![EOS], constraints: false })
+                .unwrap();
             let model = loading.model().await.unwrap();
             let arrival = Arrival { arrived: std::time::Instant::now(), resolve: None, load_wait: None, load_owner: None };
             let request = Request::from_json(br#"{"input":"hi"}"#).unwrap();

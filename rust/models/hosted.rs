@@ -12,8 +12,9 @@ use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::{AbortHandle, JoinError};
 
 use crate::engine::port::{Capabilities, Engine, Phase};
-use crate::engine::{Client, Launcher, Place, Request, Sampling, Settings, host};
+use crate::engine::{Client, Constraint, Launcher, Place, Request, Sampling, Settings, host};
 use crate::error::{Code, Error, Result};
+use crate::grammar::{Compiler, Grammar};
 use crate::models::answer::Answer;
 use crate::models::builtin;
 use crate::models::catalog::Source;
@@ -304,6 +305,7 @@ pub struct Model {
     /// Its engine.
     pub engine: Engine,
     prompter: Prompter,
+    grammars: Arc<Compiler>,
     /// The special tokens that mark thoughts and calls, for requests without and with tools.
     visible: [Visible; 2],
 }
@@ -315,6 +317,8 @@ pub struct Ask {
     pub max_tokens: u32,
     /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
+    /// What the answer may say; `None` anything.
+    pub constraint: Option<Constraint>,
     /// The answer ends at the earliest of these.
     pub stop: Vec<String>,
     /// Whether the stop string itself is part of the answer.
@@ -323,9 +327,10 @@ pub struct Ask {
 
 impl Model {
     fn new(id: String, prompter: Prompter, engine: Engine, capabilities: Arc<Capabilities>, defaults: Defaults) -> Self {
+        let grammars = Arc::new(Compiler::new(Arc::clone(prompter.tokenizer()), Arc::clone(&capabilities)));
         let detokeniser = prompter.tokenizer().detokeniser();
         let visible = [false, true].map(|tools| detokeniser.specials(&prompter.format(tools).marks()));
-        Self { id, capabilities, defaults, engine, prompter, visible }
+        Self { id, capabilities, defaults, engine, prompter, grammars, visible }
     }
 
     fn alive(&self) -> bool {
@@ -349,6 +354,14 @@ impl Model {
         let with_tools = !tools.is_empty();
         let parser = Parser::of(self.prompter.format(with_tools), Arc::clone(signatures), &text);
         Ok(Prompt { ids, parser, visible: Arc::clone(&self.visible[usize::from(with_tools)]) })
+    }
+
+    /// What an answer may say that keeps to this grammar. The first request under a grammar waits until it is compiled, beside the thread that serves the sockets.
+    ///
+    /// # Errors
+    /// As [`Compiler::constraint`].
+    pub async fn constraint(&self, grammar: Grammar) -> Result<Constraint> {
+        self.grammars.constraint(grammar).await
     }
 
     /// How many tokens an answer to a prompt of this length can have.
@@ -383,8 +396,9 @@ impl Model {
     /// # Errors
     /// As [`Place::submit`].
     pub fn answer_at(&self, place: Place, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
-        let generation = place.submit(Request { prompt, max_tokens: ask.max_tokens, sampling: ask.sampling, ..Request::default() })?;
-        Ok(Answer::new(generation, self.prompter.tokenizer(), ask.stop, ask.include_stop))
+        let Ask { max_tokens, sampling, constraint, stop, include_stop } = ask;
+        let generation = place.submit(Request { prompt, max_tokens, sampling, constraint, ..Request::default() })?;
+        Ok(Answer::new(generation, self.prompter.tokenizer(), stop, include_stop))
     }
 
     /// As [`Model::answer_at`], with thoughts and calls told apart from words. The answer ends after `most_calls` calls.

@@ -32,3 +32,10 @@ pub struct Prompt {
     /// The special tokens that it has to see.
     pub(super) visible: Visible,
 }
+
+impl Prompt {
+    /// All of the answer is words, whatever it looks like.
+    pub fn take_as_words(&mut self) {
+        self.parser = None;
+    }
+}

@@ -14,7 +14,7 @@ use super::request::{Reasoning, Request, Truncation};
 use super::stream::{ReasoningEvents, Stream};
 use super::told::log;
 use super::tools::Tools;
-use crate::engine::{Client, Place, Sampling, Timing};
+use crate::engine::{Client, Constraint, Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
 use crate::models::{Answer, Ask, Ending, Model, Pieces, Prompt, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
@@ -59,6 +59,7 @@ struct Held {
     truncation: Truncation,
     max_output_tokens: Option<u32>,
     sampling: Option<Sampling>,
+    constraint: Option<Constraint>,
     stop: Vec<String>,
 }
 
@@ -82,14 +83,21 @@ impl Held {
 
     /// Makes the prompt and hands it to the engine.
     fn answer(self) -> Result<Answer> {
-        let Self { model, place, turns, tools, reasoning, parallel, truncation, max_output_tokens, sampling, stop } = self;
-        let options = options(&tools, reasoning);
-        let prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
+        let Self { model, place, turns, tools, reasoning, parallel, truncation, max_output_tokens, sampling, constraint, stop } = self;
+        let mut options = options(&tools, reasoning);
+        if constraint.is_some() {
+            // All of the answer is held to a form, which has no room for thoughts.
+            options.enable_thinking = Some(false);
+        }
+        let mut prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
         let most_calls = (!parallel).then_some(1);
-        model.converse(place, prompt, Ask { max_tokens, sampling, stop, include_stop: false }, most_calls)
+        if constraint.is_some() {
+            prompt.take_as_words();
+        }
+        model.converse(place, prompt, Ask { max_tokens, sampling, constraint, stop, include_stop: false }, most_calls)
     }
 }
 
@@ -110,10 +118,15 @@ impl Running {
     /// seconds since 1970.
     ///
     /// # Errors
-    /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not,
-    /// `queue_full`, and what the template or the engine complains of.
+    /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not and for a
+    /// grammar that cannot be used, `queue_full`, and what the template or the engine complains of.
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64, thoughts: ReasoningEvents) -> Result<Self> {
         let Request { turns, tools, stream, max_output_tokens, controls, stop, truncation, echo, .. } = request;
+        // A grammar that cannot be used is refused before anything is taken for the request.
+        let constraint = match echo.format.grammar() {
+            Some(grammar) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
+            None => None,
+        };
         let place = model.engine.place(Client::new())?;
         let (mut ids, seed) = Ids::random()?;
         let sampling = model.defaults.sampling(&controls, seed);
@@ -133,7 +146,7 @@ impl Running {
             echo,
         };
         let shown = Arc::clone(&tools);
-        let held = Held { model, place, turns, tools, reasoning, parallel, truncation, max_output_tokens, sampling, stop };
+        let held = Held { model, place, turns, tools, reasoning, parallel, truncation, max_output_tokens, sampling, constraint, stop };
         let stage = if stream && held.surely_fits() && held.surely_taken() {
             Stage::Held(Box::new(held))
         } else if held.length() <= INLINE {

@@ -1,11 +1,12 @@
 //! The Responses API as such: what may be asked, what is answered, which events tell of it. Knows no HTTP.
 //!
-//! In the order a request meets them: [`request`] reads and checks it (with `validate`, `input` for its conversation, `tools` and `controls` for its sampling), [`answer`] gets it an answer,
-//! [`stream`] turns what it says into [`event`]s, [`item`]s and the [`object`]; `told` is what clients hear of an error.
+//! In the order a request meets them: [`request`] reads and checks it (with `validate`, `input` for its conversation, `tools`, `controls` for its sampling and [`format`] for its form), [`answer`]
+//! gets it an answer, [`stream`] turns what it says into [`event`]s, [`item`]s and the [`object`]; `told` is what clients hear of an error.
 
 pub mod answer;
 mod controls;
 pub mod event;
+pub mod format;
 pub mod ids;
 mod input;
 pub mod item;
@@ -18,6 +19,7 @@ mod validate;
 
 pub use answer::{Running, count, now};
 pub use event::{Event, Sink, Unheard};
+pub use format::Format;
 pub use ids::Ids;
 pub use object::{Arrival, Begin, Effective, Response, Usage};
 pub use request::Request;

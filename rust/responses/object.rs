@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::format::Format;
 use super::item::Item;
 use super::request::{Echo, Reasoning, Truncation};
 use super::told::told;
@@ -56,19 +57,12 @@ pub struct Incomplete {
 }
 
 /// The form of the output.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct TextConfig {
-    /// Plain text.
-    pub format: TextFormat,
+    /// As asked for.
+    pub format: Format,
     /// As asked for.
     pub verbosity: &'static str,
-}
-
-/// Plain text.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct TextFormat {
-    /// `text`.
-    pub r#type: &'static str,
 }
 
 /// How the answer is sampled: what takes effect, wherever it came from.
@@ -224,7 +218,7 @@ impl From<Begin> for Response {
             // What takes effect: nothing is kept, whatever was asked for.
             store: false,
             temperature: effective.temperature,
-            text: TextConfig { format: TextFormat { r#type: "text" }, verbosity: echo.verbosity },
+            text: TextConfig { format: echo.format, verbosity: echo.verbosity },
             tool_choice: echo.tool_choice,
             tools: echo.tools,
             top_logprobs: effective.top_logprobs,

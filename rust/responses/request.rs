@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::format::Format;
 use super::tools::Tools;
 use super::validate::At;
 use super::{controls, input, tools};
@@ -88,6 +89,7 @@ pub struct Echo {
     pub tool_choice: Value,
     pub tools: Vec<Value>,
     pub user: Option<String>,
+    pub format: Format,
     pub verbosity: &'static str,
 }
 
@@ -110,6 +112,7 @@ impl Request {
         let instructions = string("instructions")?;
         let turns = input::turns(instructions.as_deref(), root.get("input"), root)?;
         let tools::Read { tools, echo, choice } = tools::read(root)?;
+        let (format, verbosity) = text(root)?;
         Ok(Self {
             model: string("model")?,
             turns,
@@ -133,7 +136,8 @@ impl Request {
                 tool_choice: choice,
                 tools: echo,
                 user: string("user")?,
-                verbosity: text(root)?,
+                format,
+                verbosity,
             },
         })
     }
@@ -235,26 +239,14 @@ fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {
     })
 }
 
-/// Checks the form of the output; gives the verbosity.
-fn text(root: &At<'_, '_>) -> Result<&'static str> {
+/// The form of the output, and the verbosity.
+fn text(root: &At<'_, '_>) -> Result<(Format, &'static str)> {
     const MEDIUM: &str = "medium";
-    let Some(text) = root.get("text") else { return Ok(MEDIUM) };
+    let Some(text) = root.get("text") else { return Ok((Format::Text, MEDIUM)) };
     text.object()?;
-    if let Some(format) = text.get("format") {
-        format.object()?;
-        let kind = format.need("type")?;
-        match kind.string()? {
-            "text" => {}
-            name @ ("json_object" | "json_schema" | "grammar") => {
-                return Err(kind.unsupported(format_args!("is \"{name}\": this server answers in plain text")).hint("use type \"text\""));
-            }
-            _ => return Err(kind.wrong("one of \"text\", \"json_object\", \"json_schema\"")),
-        }
-    }
-    match text.get("verbosity") {
-        Some(at) => at.one_of(&[("low", "low"), (MEDIUM, MEDIUM), ("high", "high")]),
-        None => Ok(MEDIUM),
-    }
+    let format = text.get("format").map(|at| Format::read(&at)).transpose()?.unwrap_or_default();
+    let verbosity = text.get("verbosity").map(|at| at.one_of(&[("low", "low"), (MEDIUM, MEDIUM), ("high", "high")])).transpose()?;
+    Ok((format, verbosity.unwrap_or(MEDIUM)))
 }
 
 fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {

@@ -66,6 +66,12 @@ impl Detokeniser {
         self.special.contains(&id)
     }
 
+    /// Whether a text is its tokens' bytes in a row, but for what is taken off its start.
+    #[must_use]
+    pub fn is_bytewise(&self) -> bool {
+        !matches!(self.form, Form::Window)
+    }
+
     /// The bytes that a token alone stands for, special tokens included; none for an id outside the vocabulary. At the start of a text, decoders may
     /// take a blank away that is part of these.
     #[must_use]

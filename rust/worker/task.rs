@@ -143,7 +143,7 @@ impl Task {
         let max_tokens = chat.max_new_tokens.min(model.room(prompt.len())?);
         let stop = chat.stop.into_iter().collect();
         let sampling = model.defaults.greedy();
-        let mut answer = model.answer(self.client, prompt, Ask { max_tokens, sampling, stop, include_stop: true })?;
+        let mut answer = model.answer(self.client, prompt, Ask { max_tokens, sampling, constraint: None, stop, include_stop: true })?;
         let (text, ending) = answer.rest().await?;
         tracing::debug!(prompt = answer.prompt_tokens(), tokens = answer.tokens(), ?ending, "answered");
         Ok(text)

@@ -41,6 +41,7 @@ class Admit:
     prompt: list[int]
     max_tokens: int
     sampling: Sampling | None = None
+    constraint: object = None
     speculation: int | None = None
     salt: str = ""
     start_from: int | None = None
@@ -63,6 +64,7 @@ class Capabilities:
     max_batch: int
     vocab_size: int
     eos_ids: list[int]
+    constraints: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ impl Rig {
         let (engine, port) = port(8);
         let tokenizer = Tokenizer::from_parts(vocabulary.to_string().as_bytes(), "").unwrap();
         let vocab_size = u32::try_from(tokenizer.vocab_size()).unwrap();
-        port.ready(Capabilities { context_length: 4096, max_batch: 8, vocab_size, eos_ids: vec![] }).unwrap();
+        port.ready(Capabilities { context_length: 4096, max_batch: 8, vocab_size, eos_ids: vec![], constraints: false }).unwrap();
         Self { engine, port, tokenizer }
     }
 

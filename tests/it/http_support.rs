@@ -84,6 +84,16 @@ impl Server {
         });
     }
 
+    /// Lets the test be the engine, on a thread of its own.
+    pub fn launch_engine(&mut self, engine: impl FnOnce(emberd::engine::Launch) + Send + 'static) {
+        let launches = self.launches.take().unwrap();
+        std::thread::spawn(move || {
+            if let Some(launch) = launches.next() {
+                engine(launch);
+            }
+        });
+    }
+
     pub fn stop(&mut self) {
         drop(self.stop.take());
     }

@@ -11,7 +11,7 @@ use emberd::error::Code;
 use proptest::prelude::*;
 
 fn capabilities(max_batch: u32) -> Capabilities {
-    Capabilities { context_length: 100, max_batch, vocab_size: 50, eos_ids: vec![2] }
+    Capabilities { context_length: 100, max_batch, vocab_size: 50, eos_ids: vec![2], constraints: false }
 }
 
 fn ready(max_batch: u32) -> (Engine, Port) {
@@ -430,7 +430,7 @@ proptest! {
     #[test]
     fn leaving_is_told_exactly_once_and_no_id_is_lost(acts in acts()) {
         let (engine, port) = port(1000);
-        port.ready(Capabilities { context_length: 100_000, max_batch: 3, vocab_size: 50, eos_ids: vec![] }).unwrap();
+        port.ready(Capabilities { context_length: 100_000, max_batch: 3, vocab_size: 50, eos_ids: vec![], constraints: false }).unwrap();
         let mut readers: HashMap<Id, (Generation, u32)> = HashMap::new();
         let mut left: HashSet<Id> = HashSet::new();
         let mut told: HashSet<Id> = HashSet::new();

@@ -187,7 +187,7 @@ pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
 /// What an engine that comes to the end of its loading only now is told to do.
 pub async fn orders_after_loading(port: Port) -> Option<Vec<Order>> {
     aside(move || {
-        port.ready(Capabilities { context_length: 8, max_batch: 1, vocab_size: 8, eos_ids: vec![] }).unwrap();
+        port.ready(Capabilities { context_length: 8, max_batch: 1, vocab_size: 8, eos_ids: vec![], constraints: false }).unwrap();
         port.wait().unwrap()
     })
     .await
@@ -205,7 +205,8 @@ pub fn words(tokens: usize) -> String {
 
 /// An engine that answers every request by its end, and hands on the prompts that it is given, as text.
 pub fn listening(port: &Port, prompts: &std::sync::mpsc::Sender<String>) {
-    let capabilities = Capabilities { context_length: 8192, max_batch: 8, vocab_size: vocabulary::SIZE, eos_ids: vec![vocabulary::EOS] };
+    let (vocab_size, eos_ids) = (vocabulary::SIZE, vec![vocabulary::EOS]);
+    let capabilities = Capabilities { context_length: 8192, max_batch: 8, vocab_size, eos_ids, constraints: false };
     port.ready(capabilities).unwrap();
     while let Some(orders) = port.wait().unwrap() {
         for order in orders {

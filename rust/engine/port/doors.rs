@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::{Capabilities, Client, Phase, Shared, State, Waiting};
 use crate::engine::generation::{Generation, Inbox};
-use crate::engine::{Admit, Reuse, Sampling, SnapshotId};
+use crate::engine::{Admit, Constraint, Reuse, Sampling, SnapshotId};
 use crate::error::{Code, Error, Result};
 
 /// A request as the doors make it.
@@ -21,6 +21,8 @@ pub struct Request {
     pub max_tokens: u32,
     /// `None`: plain greedy decoding.
     pub sampling: Option<Sampling>,
+    /// What the answer may say; `None` anything.
+    pub constraint: Option<Constraint>,
     /// How many ids ahead may be guessed: 0 none, `None` as many as the engine thinks best.
     pub speculation: Option<u32>,
     /// What it may start from, and what it leaves.
@@ -119,7 +121,7 @@ impl Place {
     ///
     /// # Errors
     /// `context_length_exceeded` when prompt and answer do not fit, `invalid_value` for an empty prompt, no ids, an id outside the
-    /// vocabulary, or sampling that cannot be, and the engine's own end when it is over.
+    /// vocabulary, or sampling that cannot be, `unsupported_parameter` for a constraint that the engine cannot keep, and the engine's own end when it is over.
     pub fn submit(self, request: Request) -> Result<Generation> {
         let mut state = self.shared.lock();
         check(&request, &*capabilities(&state)?)?;
@@ -130,8 +132,8 @@ impl Place {
             state.progress = Instant::now();
         }
         let prompt_tokens = request.prompt.len();
-        let Request { prompt, max_tokens, sampling, speculation, reuse } = request;
-        let admit = Admit { id, prompt, max_tokens, sampling, speculation, reuse };
+        let Request { prompt, max_tokens, sampling, constraint, speculation, reuse } = request;
+        let admit = Admit { id, prompt, max_tokens, sampling, constraint, speculation, reuse };
         state.waiting.push_back(Waiting { client: self.client, admit, inbox: Arc::clone(&inbox) });
         drop(state);
         self.shared.orders.notify_one();
@@ -176,6 +178,9 @@ fn check(request: &Request, capabilities: &Capabilities) -> Result<()> {
     if let Some(id) = request.prompt.iter().find(|id| **id >= capabilities.vocab_size) {
         return Err(Error::new(Code::InvalidValue, format!("token id {id} is outside the vocabulary of {}", capabilities.vocab_size))
             .hint("the tokenizer does not belong to this model; pull the model again"));
+    }
+    if request.constraint.is_some() && !capabilities.constraints {
+        return Err(Error::new(Code::UnsupportedParameter, "this engine cannot hold an answer to a grammar").hint("use plain text"));
     }
     request.sampling.as_ref().map_or(Ok(()), |sampling| sampling.check(capabilities.vocab_size))
 }

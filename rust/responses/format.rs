@@ -1,0 +1,99 @@
+//! The form of an answer (`text.format`): plain text, JSON, or what a grammar allows.
+//!
+//! Whether a schema or a grammar can be used is known once the model is loaded; here they are read, and told again in the response.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::validate::At;
+use crate::error::{Code, Error, Result};
+use crate::grammar::Grammar;
+
+/// The longest name of a schema, in characters.
+const NAME: usize = 64;
+
+/// The form of an answer, as the response repeats it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(missing_docs)] // The names and meanings are those of the API.
+pub enum Format {
+    /// Plain text.
+    #[default]
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON of a schema, strict or not: an answer that may be held to the schema is.
+    JsonSchema { name: String, description: Option<String>, schema: Map<String, Value>, strict: bool },
+    /// A text that a grammar allows, as custom tools of the API name it.
+    Grammar { syntax: Syntax, definition: String },
+}
+
+/// What a grammar is written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Syntax {
+    /// A regular expression, which the whole answer matches.
+    Regex,
+    /// Lark, in llguidance's dialect.
+    Lark,
+}
+
+impl Format {
+    /// Reads `text.format`.
+    ///
+    /// # Errors
+    /// What is wrong with the first field at fault.
+    pub(super) fn read(at: &At<'_, '_>) -> Result<Self> {
+        at.object()?;
+        let kind = at.need("type")?;
+        match kind.string()? {
+            "text" => Ok(Self::Text),
+            "json_object" => Ok(Self::JsonObject),
+            "json_schema" => Ok(Self::JsonSchema {
+                name: name(&at.need("name")?)?,
+                description: at.get("description").map(|field| field.string().map(str::to_owned)).transpose()?,
+                schema: at.need("schema")?.object()?.clone(),
+                strict: at.get("strict").map(|field| field.boolean()).transpose()?.unwrap_or(false),
+            }),
+            "grammar" => Ok(Self::Grammar {
+                syntax: at.need("syntax")?.one_of(&[("regex", Syntax::Regex), ("lark", Syntax::Lark)])?,
+                definition: at.need("definition")?.string()?.to_owned(),
+            }),
+            _ => Err(kind.wrong("one of \"text\", \"json_object\", \"json_schema\", \"grammar\"")),
+        }
+    }
+
+    /// What the answer is held to; `None` for plain text.
+    #[must_use]
+    pub fn grammar(&self) -> Option<Grammar> {
+        match self {
+            Self::Text => None,
+            Self::JsonObject => Some(Grammar::JsonObject),
+            Self::JsonSchema { schema, .. } => Some(Grammar::JsonSchema(Value::Object(schema.clone()).to_string().into())),
+            Self::Grammar { syntax: Syntax::Regex, definition } => Some(Grammar::Regex(definition.as_str().into())),
+            Self::Grammar { syntax: Syntax::Lark, definition } => Some(Grammar::Lark(definition.as_str().into())),
+        }
+    }
+
+    /// The complaint that the grammar cannot be used, with the field that it stands in.
+    #[must_use]
+    pub fn at_fault(&self, error: Error) -> Error {
+        if error.code == Code::UnsupportedParameter {
+            return error.at("text.format.type");
+        }
+        match self {
+            Self::JsonSchema { .. } => error.at("text.format.schema"),
+            Self::Grammar { .. } => error.at("text.format.definition"),
+            Self::Text | Self::JsonObject => error.at("text.format"),
+        }
+    }
+}
+
+fn name(at: &At<'_, '_>) -> Result<String> {
+    let name = at.string()?;
+    let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
+    if name.is_empty() || name.len() > NAME || !plain {
+        return Err(at.wrong(format_args!("1 to {NAME} letters, digits, underscores or dashes")));
+    }
+    Ok(name.to_owned())
+}

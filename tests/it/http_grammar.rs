@@ -1,0 +1,147 @@
+//! `text.format` over HTTP, with an engine that says whatever it may.
+
+use emberd::engine::mock::vocabulary;
+use emberd::engine::{Capabilities, Constraint, Finish, Order, Port, Step};
+use emberd::http::Options;
+use serde_json::{Value, json};
+
+use crate::http_support::Server;
+
+/// Says the allowed token that a simple generator picks, until the answer is complete. Without a constraint it ends at once.
+fn say(constraint: Option<Constraint>, mut seed: u64, most: u32) -> (Vec<u32>, Finish) {
+    let Some(mut constraint) = constraint else { return (vec![vocabulary::EOS], Finish::Stop) };
+    let mut made = Vec::new();
+    let mut words = vec![0; constraint.words()];
+    loop {
+        constraint.mask(&mut words).unwrap();
+        let allowed: Vec<u32> = (0..vocabulary::SIZE).filter(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1).collect();
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let next = allowed[(seed >> 33) as usize % allowed.len()];
+        constraint.accept(next).unwrap();
+        made.push(next);
+        if next == vocabulary::EOS {
+            return (made, Finish::Stop);
+        }
+        if made.len() == most as usize {
+            return (made, Finish::Length);
+        }
+    }
+}
+
+fn engine(port: &Port) {
+    let (vocab_size, eos_ids) = (vocabulary::SIZE, vec![vocabulary::EOS]);
+    port.ready(Capabilities { context_length: 8192, max_batch: 8, vocab_size, eos_ids, constraints: true }).unwrap();
+    while let Some(orders) = port.wait().unwrap() {
+        for order in orders {
+            let Order::Admit(admit) = order else { continue };
+            let seed = admit.sampling.map_or(0, |sampling| sampling.seed);
+            let (tokens, finish) = say(admit.constraint, seed, admit.max_tokens);
+            port.push(vec![Step { id: admit.id, tokens, finish: Some(finish), logprobs: vec![] }]).unwrap();
+        }
+    }
+}
+
+async fn server() -> Server {
+    let mut server = Server::absent(Options::default(), 8).await;
+    server.launch_engine(|launch| engine(&launch.port));
+    server
+}
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}, "size": {"type": "integer", "minimum": 1, "maximum": 12}},
+        "required": ["on", "size"],
+        "additionalProperties": false,
+    })
+}
+
+fn text_of(response: &Value) -> &str {
+    response["output"][0]["content"][0]["text"].as_str().unwrap()
+}
+
+#[tokio::test]
+async fn a_schema_is_kept_to_and_told_again() {
+    let server = server().await;
+    for (seed, strict) in [(1, json!(true)), (2, json!(false)), (3, Value::Null)] {
+        let format = json!({"type": "json_schema", "name": "switch", "schema": schema(), "strict": strict});
+        let response = server.ask(&json!({"input": "hi", "temperature": 1, "seed": seed, "text": {"format": format}})).await.json();
+        let said: Value = serde_json::from_str(text_of(&response)).unwrap();
+        assert!(said["on"].is_boolean() && (1..=12).contains(&said["size"].as_i64().unwrap()), "{said}");
+        assert_eq!(response["status"], "completed");
+        let told =
+            json!({"type": "json_schema", "name": "switch", "description": null, "schema": schema(), "strict": strict == json!(true)});
+        assert_eq!(response["text"], json!({"format": told, "verbosity": "medium"}));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_says_the_same_and_a_limit_cuts_it() {
+    let server = server().await;
+    let request =
+        json!({"input": "hi", "temperature": 1, "seed": 9, "text": {"format": {"type": "json_schema", "name": "s", "schema": schema()}}});
+    let with = |key: &str, value: Value| {
+        let mut request = request.clone();
+        request[key] = value;
+        request
+    };
+    let whole = server.ask(&request).await.json();
+    let events = server.ask(&with("stream", json!(true))).await.events();
+    let deltas: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(deltas, text_of(&whole));
+    assert_eq!(events[0]["response"]["text"], whole["text"]);
+    let cut = server.ask(&with("max_output_tokens", json!(5))).await.json();
+    assert_eq!(cut["status"], "incomplete");
+    assert_eq!(text_of(&cut), &deltas[..5]);
+}
+
+#[tokio::test]
+async fn any_object_a_regular_expression_and_a_grammar_are_kept_to() {
+    let server = server().await;
+    let ask = |format: Value| json!({"input": "hi", "temperature": 1, "seed": 4, "max_output_tokens": 4000, "text": {"format": format}});
+    let format = json!({"type": "grammar", "syntax": "regex", "definition": "[a-c]{3}!"});
+    let response = server.ask(&ask(format.clone())).await.json();
+    let text = text_of(&response);
+    assert!(text.len() == 4 && text.ends_with('!') && text[..3].bytes().all(|byte| (b'a'..=b'c').contains(&byte)), "{text}");
+    assert_eq!(response["text"]["format"], format);
+    let lark = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"yes\" | \"no\""});
+    let response = server.ask(&ask(lark.clone())).await.json();
+    assert!(["yes", "no"].contains(&text_of(&response)));
+    assert_eq!(response["text"]["format"], lark);
+    let response = server.ask(&ask(json!({"type": "json_object"}))).await.json();
+    assert!(text_of(&response).starts_with('{'));
+    assert_eq!(response["text"]["format"], json!({"type": "json_object"}));
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_refused_before_the_engine_hears_of_it() {
+    let server = server().await;
+    server.models.find(None).unwrap().ready().await.unwrap();
+    let json_schema = |schema: Value| json!({"type": "json_schema", "name": "a", "schema": schema});
+    let grammar = |syntax: &str, definition: &str| json!({"type": "grammar", "syntax": syntax, "definition": definition});
+    for (format, param, reason) in [
+        (json_schema(json!({"not": {}})), "text.format.schema", "not"),
+        (json_schema(json!({"$ref": "#"})), "text.format.schema", "no text"),
+        (json_schema(json!({"const": "x".repeat(70_000)})), "text.format.schema", "above 65536"),
+        (grammar("regex", "("), "text.format.definition", "unclosed"),
+        (grammar("lark", "start: x"), "text.format.definition", "unknown name"),
+    ] {
+        for stream in [false, true] {
+            let reply = server.ask(&json!({"input": "hi", "stream": stream, "text": {"format": format}})).await;
+            assert_eq!(reply.error(), (400, "invalid_value".to_owned(), Some(param.to_owned())));
+            assert!(reply.text().contains(reason), "{}", reply.text());
+        }
+    }
+    assert_eq!(server.load().tokens, 0);
+    let after = json!({"input": "hi", "text": {"format": json_schema(schema())}});
+    assert_eq!(server.ask(&after).await.json()["status"], "completed");
+}
+
+#[tokio::test]
+async fn an_engine_without_grammars_refuses_them_and_answers_the_rest() {
+    let server = Server::start(emberd::engine::mock::Mock::default()).await;
+    let ask = |format: Value| json!({"input": "hi", "max_output_tokens": 3, "text": {"format": format}});
+    let reply = server.ask(&ask(json!({"type": "json_object"}))).await;
+    assert_eq!(reply.error(), (400, "unsupported_parameter".to_owned(), Some("text.format.type".to_owned())));
+    assert_eq!(server.ask(&ask(json!({"type": "text"}))).await.json()["text"]["format"], json!({"type": "text"}));
+}
