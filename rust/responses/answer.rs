@@ -60,6 +60,8 @@ struct Held {
     max_output_tokens: Option<u32>,
     sampling: Option<Sampling>,
     constraint: Option<Constraint>,
+    /// Whether that is a call.
+    forced: bool,
     stop: Vec<String>,
 }
 
@@ -83,7 +85,8 @@ impl Held {
 
     /// Makes the prompt and hands it to the engine.
     fn answer(self) -> Result<Answer> {
-        let Self { model, place, turns, tools, reasoning, parallel, truncation, max_output_tokens, sampling, constraint, stop } = self;
+        let Self { model, place, turns, tools, reasoning, parallel, truncation, max_output_tokens, sampling, constraint, forced, stop } =
+            self;
         let mut options = options(&tools, reasoning);
         if constraint.is_some() {
             // All of the answer is held to a form, which has no room for thoughts.
@@ -94,7 +97,9 @@ impl Held {
         let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
         let most_calls = (!parallel).then_some(1);
-        if constraint.is_some() {
+        if forced {
+            prompt.take_as_calls(&model, &tools.signatures());
+        } else if constraint.is_some() {
             prompt.take_as_words();
         }
         model.converse(place, prompt, Ask { max_tokens, sampling, constraint, stop, include_stop: false }, most_calls)
@@ -123,9 +128,16 @@ impl Running {
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64, thoughts: ReasoningEvents) -> Result<Self> {
         let Request { turns, tools, stream, max_output_tokens, controls, stop, truncation, echo, .. } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
-        let constraint = match echo.format.grammar() {
-            Some(grammar) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
-            None => None,
+        // A call that has to be made goes before a form for words: some clients send both, meaning the same.
+        let calls = tools.grammar(echo.parallel_tool_calls);
+        let forced = calls.is_some();
+        let constraint = match (calls, echo.format.grammar()) {
+            (Some(grammar), _) => Some(model.constraint(grammar).await.map_err(|error| {
+                let field = if error.code == Code::UnsupportedParameter { "tool_choice" } else { "tools" };
+                error.at(field)
+            })?),
+            (None, Some(grammar)) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
+            (None, None) => None,
         };
         let place = model.engine.place(Client::new())?;
         let (mut ids, seed) = Ids::random()?;
@@ -146,7 +158,8 @@ impl Running {
             echo,
         };
         let shown = Arc::clone(&tools);
-        let held = Held { model, place, turns, tools, reasoning, parallel, truncation, max_output_tokens, sampling, constraint, stop };
+        let held =
+            Held { model, place, turns, tools, reasoning, parallel, truncation, max_output_tokens, sampling, constraint, forced, stop };
         let stage = if stream && held.surely_fits() && held.surely_taken() {
             Stage::Held(Box::new(held))
         } else if held.length() <= INLINE {
