@@ -393,6 +393,11 @@ impl Model {
         Ok(Prompt { ids, parser, visible: Arc::clone(&self.visible[usize::from(with_tools)]) })
     }
 
+    /// The special tokens among these marks.
+    pub(super) fn special(&self, marks: &[&str]) -> Visible {
+        self.prompter.tokenizer().detokeniser().specials(marks)
+    }
+
     /// What an answer may say that keeps to this grammar. The first request under a grammar waits until it is compiled, beside the thread that serves the sockets.
     ///
     /// # Errors

@@ -4,8 +4,9 @@
 
 use std::sync::Arc;
 
+use crate::models::hosted::Model;
 use crate::text::decode::Visible;
-use crate::text::{Parser, Signatures};
+use crate::text::{Format, Parser, Signatures};
 
 /// How turns become a prompt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,4 +32,18 @@ pub struct Prompt {
     pub(super) parser: Option<Parser>,
     /// The special tokens that it has to see.
     pub(super) visible: Visible,
+}
+
+impl Prompt {
+    /// All of the answer is words, whatever it looks like.
+    pub fn take_as_words(&mut self) {
+        self.parser = None;
+    }
+
+    /// All of the answer is calls in the form of Hermes, however the model writes them else.
+    pub fn take_as_calls(&mut self, model: &Model, tools: &Arc<Signatures>) {
+        let format = Format::of("");
+        self.parser = Parser::of(format, Arc::clone(tools), "");
+        self.visible = model.special(&format.marks());
+    }
 }

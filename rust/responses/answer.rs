@@ -61,6 +61,8 @@ struct Held {
     sampling: Option<Sampling>,
     speculation: Option<u32>,
     constraint: Option<Constraint>,
+    /// Whether that is a call.
+    forced: bool,
     stop: Vec<String>,
 }
 
@@ -96,16 +98,25 @@ impl Held {
             sampling,
             constraint,
             speculation,
+            forced,
             stop,
         } = self;
-        let options = options(&tools, reasoning);
-        let prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
+        let mut options = options(&tools, reasoning);
+        if constraint.is_some() {
+            // All of the answer is held to a form, which has no room for thoughts.
+            options.enable_thinking = Some(false);
+        }
+        let mut prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
         let most_calls = (!parallel).then_some(1);
-        let ask = Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false };
-        model.converse(place, prompt, ask, most_calls)
+        if forced {
+            prompt.take_as_calls(&model, &tools.signatures());
+        } else if constraint.is_some() {
+            prompt.take_as_words();
+        }
+        model.converse(place, prompt, Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false }, most_calls)
     }
 }
 
@@ -131,9 +142,16 @@ impl Running {
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64, thoughts: ReasoningEvents) -> Result<Self> {
         let Request { turns, tools, stream, max_output_tokens, controls, speculation, stop, truncation, echo, .. } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
-        let constraint = match echo.format.grammar() {
-            Some(grammar) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
-            None => None,
+        // A call that has to be made goes before a form for words: some clients send both, meaning the same.
+        let calls = tools.grammar(echo.parallel_tool_calls);
+        let forced = calls.is_some();
+        let constraint = match (calls, echo.format.grammar()) {
+            (Some(grammar), _) => Some(model.constraint(grammar).await.map_err(|error| {
+                let field = if error.code == Code::UnsupportedParameter { "tool_choice" } else { "tools" };
+                error.at(field)
+            })?),
+            (None, Some(grammar)) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
+            (None, None) => None,
         };
         let place = model.engine.place(Client::new())?;
         let (mut ids, seed) = Ids::random()?;
@@ -166,6 +184,7 @@ impl Running {
             sampling,
             constraint,
             speculation,
+            forced,
             stop,
         };
         let stage = if stream && held.surely_fits() && held.surely_taken() {

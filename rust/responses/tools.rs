@@ -10,9 +10,13 @@ use serde_json::{Map, Value, json};
 
 use super::validate::At;
 use crate::error::{Code, Error, Result};
+use crate::grammar::{Grammar, Tag, Tagged};
 use crate::prompt::definition;
 use crate::text::Signatures;
 
+/// How a call that is held to a grammar begins and ends.
+const CALL: &str = "<tool_call>";
+const END: &str = "}\n</tool_call>";
 /// The argument of a custom tool.
 pub(super) const INPUT: &str = "input";
 /// What stands between a namespace and a name.
@@ -38,6 +42,10 @@ pub struct Tools {
     shown: BTreeMap<String, Tool>,
     /// Their names in the order of the request.
     order: Vec<String>,
+    /// Those of which one has to be called; empty where that is left to the model.
+    forced: Vec<String>,
+    /// Whether it is one of them by name, which is called once.
+    once: bool,
 }
 
 /// Of one request: what is shown, and what the response repeats.
@@ -65,6 +73,25 @@ impl Tools {
     #[must_use]
     pub fn signatures(&self) -> Arc<Signatures> {
         Arc::new(self.shown.iter().map(|(name, tool)| (name.clone(), tool.parameters.clone())).collect())
+    }
+
+    /// What an answer is held to that has to call one of them, however the model writes calls else; `None` where calling is left to the model.
+    #[must_use]
+    pub fn grammar(&self, parallel: bool) -> Option<Grammar> {
+        let tags: Vec<Tag> = self
+            .forced
+            .iter()
+            .filter_map(|name| {
+                let begin = format!("{CALL}\n{{\"name\": {}, \"arguments\": ", Value::from(name.as_str()));
+                let schema = self.shown.get(name)?.parameters.to_string();
+                Some(Tag { begin: begin.into(), schema: schema.into(), end: END.into() })
+            })
+            .collect();
+        if tags.is_empty() {
+            return None;
+        }
+        let most = (self.once || !parallel).then_some(1);
+        Some(Grammar::Tagged(Tagged { trigger: CALL.into(), tags, text: false, least: 1, most }))
     }
 
     /// How many bytes they may add to a prompt, roughly.
@@ -139,13 +166,12 @@ pub(super) fn read(root: &At<'_, '_>) -> Result<Read> {
 /// Reads the choice, and leaves those tools that it allows.
 fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
     let Some(at) = root.get("tool_choice") else { return Ok(Value::from("auto")) };
-    let forced = |at: &At<'_, '_>| {
-        let error = at.unsupported("asks for a tool to be called: this server leaves that to the model");
-        Err(error.hint("use \"auto\", \"none\", or allowed_tools with the mode \"auto\""))
-    };
     match at.value {
         Value::String(_) => match at.one_of(&[("none", "none"), ("auto", "auto"), ("required", "required")])? {
-            "required" => forced(&at),
+            "required" => {
+                require(tools, &at)?;
+                Ok(Value::from("required"))
+            }
             "none" => {
                 *tools = Tools::default();
                 Ok(Value::from("none"))
@@ -154,8 +180,9 @@ fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
         },
         Value::Object(object) => match at.need("type")?.string()? {
             "function" | "custom" => {
-                chosen(tools, &at)?;
-                forced(&at)
+                tools.forced = vec![chosen(tools, &at)?];
+                tools.once = true;
+                Ok(Value::Object(object.clone()))
             }
             "allowed_tools" => {
                 let mode = at.get("mode").map(|at| at.one_of(&[("auto", "auto"), ("required", "required")])).transpose()?.unwrap_or("auto");
@@ -167,19 +194,32 @@ fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
                         kind => tracing::debug!(kind, "a tool of this kind is not shown, allowed or not"),
                     }
                 }
-                if mode == "required" {
-                    return forced(&at);
-                }
                 tools.order.retain(|name| allowed.contains(name));
                 tools.shown.retain(|name, _| allowed.contains(name));
+                if mode == "required" {
+                    require(tools, &at)?;
+                }
                 let mut kept: Map<String, Value> = object.clone();
                 kept.insert("mode".to_owned(), Value::from(mode));
                 Ok(Value::Object(kept))
             }
-            _ => forced(&at),
+            kind => {
+                let error = at.unsupported(format_args!("asks for a tool of kind \"{kind}\", which this server does not run"));
+                Err(error.hint("choose one of the functions, or \"auto\""))
+            }
         },
         _ => Err(at.not("a string or an object")),
     }
+}
+
+/// One of the tools has to be called.
+fn require(tools: &mut Tools, at: &At<'_, '_>) -> Result<()> {
+    if tools.order.is_empty() {
+        let what = format!("`{}` asks for a call, and there are no tools that could be called", at.path());
+        return Err(Error::new(Code::InvalidValue, what).hint("give tools, or leave the choice out").at(at.path()));
+    }
+    tools.forced.clone_from(&tools.order);
+    Ok(())
 }
 
 /// The name, as templates know it, of the tool that a choice names.

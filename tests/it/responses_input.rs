@@ -128,3 +128,30 @@ fn calls_and_outputs_that_do_not_match_are_named() {
         assert!(error.code.row().status == 400 && error.message.contains(id), "{input}: {error}");
     }
 }
+
+#[test]
+fn a_call_that_is_asked_for_is_held_to_a_grammar() {
+    use emberd::grammar::Grammar;
+    let tools = json!([{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}, {"type": "custom", "name": "draw"}]);
+    let asked = |choice: Value, parallel: bool| {
+        let mut body = with("tools", tools.clone());
+        body["tool_choice"] = choice;
+        let request = read(&body).unwrap();
+        request.tools.grammar(parallel).map(|grammar| match grammar {
+            Grammar::Tagged(tagged) => {
+                assert_eq!((tagged.text, tagged.least), (false, 1));
+                (tagged.tags.iter().map(|tag| tag.begin.to_string()).collect::<Vec<_>>(), tagged.most)
+            }
+            other => panic!("{other:?}"),
+        })
+    };
+    let begin = |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": ");
+    assert_eq!(asked(json!("auto"), true), None);
+    assert_eq!(asked(json!("none"), true), None);
+    assert_eq!(asked(json!("required"), true), Some((vec![begin("f"), begin("draw")], None)));
+    assert_eq!(asked(json!("required"), false), Some((vec![begin("f"), begin("draw")], Some(1))));
+    assert_eq!(asked(json!({"type": "function", "name": "f"}), true), Some((vec![begin("f")], Some(1))));
+    assert_eq!(asked(json!({"type": "custom", "name": "draw"}), true), Some((vec![begin("draw")], Some(1))));
+    let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "draw"}]});
+    assert_eq!(asked(allowed, true), Some((vec![begin("draw")], None)));
+}
