@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _WHERE_UNKNOWN = 1 << 30
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CONTAINER_USE = Path("/sys/fs/cgroup/memory.current")
 
 
 class KvBudget:
@@ -85,5 +86,5 @@ def free_memory() -> int | None:
         except (AttributeError, ValueError, OSError):
             return None
     with suppress(OSError, ValueError):  # a container's own bound; outside of one there is no such file, or "max" in it
-        free = min(free, int(_CONTAINER_LIMIT.read_text()))
+        free = min(free, max(int(_CONTAINER_LIMIT.read_text()) - int(_CONTAINER_USE.read_text()), 0))
     return free

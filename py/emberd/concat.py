@@ -222,7 +222,8 @@ class ConcatRows(Rows):
 
     def release(self, row: int) -> None:
         """Empties a row and gives its memory back, that in a pack when the pack is made anew, or its last sequence leaves."""
-        pack = self._sequences[row].pack
+        left = self._sequences[row]
+        pack, left.pack = left.pack, None  # each holds the other: without this the caches would wait for the collector
         self._sequences[row], self._lengths[row] = self._empty(), 0
         if pack is not None:
             pack.live -= 1

@@ -162,7 +162,7 @@ class OnnxEngine:
 
     def close(self) -> None:
         """Frees the session, the buffers and everything in flight."""
-        del self._rows, self._snapshots, self._speculation
+        del self._rows, self._snapshots, self._speculation, self._forward  # all that holds the session
         self._prompts.clear()
         self._running.clear()
         give_back()

@@ -132,6 +132,8 @@ class Pace:
         """Tokens of the last piece."""
         self._credit = 1.0
         """Long gaps that may be; at most one."""
+        self._long = False
+        """Whether this gap is a long one."""
         self._left: int | None = None
         """Tokens that may still be read before the next pass over the answers; `None` as long as nothing has been."""
 
@@ -153,6 +155,8 @@ class Pace:
         self._decodes.append(seconds)
         usual = median(self._decodes)
         self._gaps.append((self._waited + seconds) / usual if usual else 1.0)
+        if self._long and self._left:  # a prompt that took less than a long gap allows leaves some of it to the next
+            self._credit += self._left / (LONG_CHUNKS * self._longest)
         self._credit = min(self._credit + 1.0 / LONG_EVERY, 1.0)
         self._next_gap()
 
@@ -160,7 +164,11 @@ class Pace:
         """The pass that began checked guesses of one answer, over so many tokens; `alone`, when no other answer waited."""
         seconds = self._clock() - self._started
         self._cost.add(tokens, seconds)
-        self._waited = 0.0 if alone else self._waited + seconds
+        if alone:  # a gap of its own, in which more than one token came
+            self._credit = min(self._credit + tokens / LONG_EVERY, 1.0)
+            self._next_gap()
+        else:
+            self._waited += seconds
 
     def read(self, passes: list[int]) -> None:
         """What began were passes that read so many tokens each."""
@@ -186,7 +194,7 @@ class Pace:
             return piece
         if self._credit < 1.0:
             return 0
-        self._credit = 0.0
+        self._credit, self._long = 0.0, True
         self._left = LONG_CHUNKS * self._longest
         return self._longest
 
@@ -206,7 +214,7 @@ class Pace:
         more = prompts - 1
         usual = max(decode + cost.each * more, cost(self._rows + more) if more else 0.0)
         gap = max(self._bound * usual, _GROWTH * self._usual() * decode)
-        count = int((gap - decode - cost.fixed) / cost.each)
+        count = int((gap - decode - self._waited - cost.fixed) / cost.each)
         # At most twice as many as the last time: an estimate that is far off is seen before it is followed.
         count = min(count, 2 * self._last, self._longest)
         self._last = max(count, LEAST // 2)
@@ -218,7 +226,7 @@ class Pace:
         return max(sorted(self._gaps)[index], 1.0) if index >= 0 else 1.0
 
     def _next_gap(self) -> None:
-        self._waited = 0.0
+        self._waited, self._long = 0.0, False
         self._left = None
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MARGIN = 1.3
 """How many times faster than plain passes a check has to promise to be: estimates err."""
 
-PATIENCE = 2.0
+PATIENCE = 1.2
 """How long checks for one answer may make others wait between two of their tokens, in plain passes."""
 
 _SAMPLES = 5

@@ -14,7 +14,7 @@ use llguidance::Matcher;
 use super::patience::within;
 
 /// How long one look at a place may take; usual ones take some hundredths of a millisecond.
-const LOOK: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Why an answer cannot go on under its constraint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from pathlib import Path
 
@@ -281,7 +280,6 @@ def test_the_last_to_leave_gives_a_packs_memory_back(built: dict[str, Path]) -> 
         engine.step()
         packs = [weakref.ref(pack) for pack in rows._packs]
         engine.drop(range(3))
-        gc.collect()
         assert packs and all(pack() is None for pack in packs)
         assert rows._packs == [] and not engine.busy
         engine.close()

@@ -97,7 +97,7 @@ def test_a_prompt_that_comes_alone_keeps_to_the_bound(rows: int) -> None:
 def test_where_the_bound_leaves_too_little_a_prompt_waits_for_a_long_gap(rows: int) -> None:
     clock = Clock()
     pace = warm(clock, rows)
-    assert read(pace, clock, 300) == [128, 128, 44], "which there may be at once"
+    assert read(pace, clock, 512) == [128] * 4, "which there may be at once"
     decode(pace, clock, rows)
     passes = 1
     while not (pieces := read(pace, clock, 900)):
@@ -107,6 +107,31 @@ def test_where_the_bound_leaves_too_little_a_prompt_waits_for_a_long_gap(rows: i
     assert pieces == [LONGEST] * LONG_CHUNKS, "and the rest in the next one"
     decode(pace, clock, rows)
     assert read(pace, clock, 900 - 512) == []
+
+
+def test_a_prompt_that_leaves_some_of_a_long_gap_leaves_it_to_the_next() -> None:
+    clock = Clock()
+    pace = warm(clock, 1)
+    assert sum(read(pace, clock, 128)) == 128, "a quarter of it"
+    decode(pace, clock, 1)
+    passes = 1
+    while not read(pace, clock, 900):
+        decode(pace, clock, 1)
+        passes += 1
+    assert LONG_EVERY // 4 <= passes <= LONG_EVERY // 4 + 2
+
+
+def test_a_lone_answer_that_is_guessed_lets_prompts_be_read() -> None:
+    clock = Clock()
+    pace = warm(clock, 1)
+    assert read(pace, clock, 512)
+    tokens = 0
+    while not read(pace, clock, 900):
+        pace.start()
+        clock.read(9)
+        pace.checked(9, alone=True)
+        tokens += 9
+    assert tokens <= LONG_EVERY + 9
 
 
 def test_prompts_that_were_read_together_teach_what_a_piece_takes() -> None:
@@ -280,7 +305,10 @@ def test_a_short_prompt_is_read_at_once_and_passes_one_that_waits_for_a_long_gap
         return next(n for n, steps in enumerate(port.pushes) if any(step[0] == id for step in steps))
 
     assert told(2) <= 33 and told(3) <= 61 and told(5) <= 81
-    assert 30 + LONG_EVERY <= told(4) <= 40 + LONG_EVERY
+    waited = (
+        LONG_EVERY * lengths[2] // (LONG_CHUNKS * LONGEST)
+    )  # a prompt that leaves some of a long gap leaves it to the next
+    assert 30 + waited <= told(4) <= 40 + waited
     for id, length in lengths.items():
         assert port.answers[id] == long_case.single(prompt(id, length), 1)
 

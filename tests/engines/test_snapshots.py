@@ -332,6 +332,13 @@ def test_what_a_step_copies_is_bounded(onnx_case: Case, monkeypatch: pytest.Monk
     engine.close()
 
 
+def test_a_closed_engine_holds_its_session_no_more(onnx_case: Case) -> None:
+    engine = OnnxEngine(Model(str(onnx_case.folder), Settings()), FakePort().fail)
+    rows = weakref.ref(engine._rows)
+    engine.close()
+    assert rows() is None
+
+
 def test_an_engine_that_is_closed_frees_what_it_kept(onnx_case: Case) -> None:
     port = FakePort().at(0, Admit(1, prompt(1, 150), 50)).close_at(3)
     engine = OnnxEngine(Model(str(onnx_case.folder), Settings()), port.fail)
