@@ -224,6 +224,11 @@ fn what_is_no_call_is_shown_as_it_is() {
         ),
         (HERMES, "<tool_call>{\"name\": \"weather\", \"argum", &["=<tool_call>{\"name\": \"weather\", \"argum"]),
         (HERMES, "a < b <tool", &["=a < b <tool"]),
+        (HERMES, "Use the <tool_call> tag", &["=Use the <tool_call> tag"]),
+        (HERMES, "Write\n\n<tool_call>\n{oops}\n</tool_call>\nso.", &["=Write\n\n<tool_call>\n{oops}\n</tool_call>\nso."]),
+        (HERMES, " <tool_call> <tool_call> x", &["= <tool_call> <tool_call> x"]),
+        (HERMES, "<tool_call>{\"name\": \"time\"}</tool_call> \n<tool_call> x", &["time({})", "=<tool_call> x"]),
+        (LLAMA, " {\"name\": \"Bob\"}", &["= {\"name\": \"Bob\"}"]),
         (
             HERMES,
             "<tool_call>{\"name\": \"time\", \"arguments\": [1]}</tool_call>",
