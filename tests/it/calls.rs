@@ -261,6 +261,39 @@ fn what_went_wrong_after_it_was_told_is_cut_short_and_shown() {
 }
 
 #[test]
+fn a_whole_call_that_is_cut_in_its_last_mark_leaves_no_words() {
+    let paris = r#"weather({"city": "Paris"})"#;
+    for (template, call, close) in [
+        (HERMES, "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}", "\n</tool_call>"),
+        (NEMOTRON, "<TOOLCALL>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}]", "</TOOLCALL>"),
+        (CODER, "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>", "\n</tool_call>"),
+        (CODER, "<tool_call>\n<function=weather>\n{\"city\": \"Paris\"}", "\n</function>"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Paris\"}", "\n```<｜tool▁call▁end｜>"),
+        (LFM2, "<|tool_call_start|>[weather(city=\"Paris\")]", "<|tool_call_end|>"),
+        (GEMMA, "```tool_code\nweather(\"Paris\")", "\n```"),
+        (FUNCTION_GEMMA, "<start_function_call>call:weather{city:<escape>Paris<escape>}", "<end_function_call>"),
+    ] {
+        for end in (0..=close.len()).filter(|end| close.is_char_boundary(*end)) {
+            everywhere(template, "", &format!("{call}{}", &close[..end]), &[paris]);
+        }
+    }
+    let other = "<tool_call>{\"name\": \"time\"}";
+    everywhere(HERMES, "", &format!("{other}</toolbox>"), &["time({})", "=</toolbox>"]);
+}
+
+#[test]
+fn a_brace_too_many_is_no_word() {
+    let paris = r#"weather({"city": "Paris"})"#;
+    let call = "{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}";
+    everywhere(HERMES, "", &format!("<tool_call>\n{call}}}\n</tool_call>"), &[paris]);
+    everywhere(HERMES, "", &format!("<tool_call>\n{call}}}\n}}</tool_call>\n<tool_call>{call}</tool_call> so"), &[paris, paris, "=so"]);
+    everywhere(HERMES, "", &format!("<tool_call>{call}}}</tool_"), &[paris]);
+    everywhere(NEMOTRON, "", &format!("<TOOLCALL>[{call}}}, {call}}}]</TOOLCALL>"), &[paris, paris]);
+    everywhere(LLAMA, "", &format!("{call}}}"), &[paris]);
+    everywhere(HERMES, "", &format!("<tool_call>{call}}} so"), &[paris, "=} so"]);
+}
+
+#[test]
 fn a_thought_may_have_begun_in_the_prompt_and_may_not_end() {
     everywhere(QWEN, "…assistant\n<think>\n", "Hm.\n</think>\n\nFour.", &["?Hm.", "=Four."]);
     everywhere(QWEN, "…assistant\n<think>\n", "Hm. <thi", &["?Hm. <thi"]);

@@ -68,6 +68,11 @@ impl Emit<'_> {
     fn more(&self) -> Step {
         if self.last { Step::Broken } else { Step::More }
     }
+
+    /// What a body says, all of whose calls are whole, when only the beginning of its last mark has come.
+    fn cut(&self, rest: &str) -> Step {
+        if self.last { Step::Done(rest.len()) } else { Step::More }
+    }
 }
 
 /// One way to write calls, on its way through a region.
@@ -198,7 +203,7 @@ pub(super) fn overlap(text: &str, mark: &str) -> usize {
     (1..=longest).rev().find(|length| mark.is_char_boundary(*length) && text.ends_with(&mark[..*length])).unwrap_or(0)
 }
 
-/// What of a region's end has come: `close` behind blanks, which may be missing.
+/// What of a region's end has come: `close` behind blanks, which may be missing. Where the answer is cut within it, what came of it belongs to it.
 fn closing(rest: &str, close: &str, emit: &Emit<'_>) -> Step {
     let start = blank(rest);
     let after = rest.get(start..).unwrap_or_default();
@@ -208,5 +213,5 @@ fn closing(rest: &str, close: &str, emit: &Emit<'_>) -> Step {
     if after.starts_with(close) {
         return Step::Done(start + close.len());
     }
-    if !emit.last && may_become(after, close) { Step::More } else { Step::Done(0) }
+    if may_become(after, close) { emit.cut(rest) } else { Step::Done(0) }
 }

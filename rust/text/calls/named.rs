@@ -90,8 +90,8 @@ impl Named {
                     self.fenced = false;
                     return Step::Took(start + FENCE.len());
                 }
-                if self.fenced && may_become(after, FENCE) && !emit.last {
-                    return Step::More;
+                if self.fenced && may_become(after, FENCE) {
+                    return emit.cut(rest);
                 }
                 closing(rest, self.form.close, emit)
             }

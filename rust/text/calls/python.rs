@@ -91,7 +91,7 @@ impl Python {
                     Step::Took(start + 1)
                 }
                 _ if after.starts_with(self.close) => Step::Done(start + self.close.len()),
-                _ if may_become(after, self.close) && !emit.last => Step::More,
+                _ if may_become(after, self.close) => emit.cut(rest),
                 // The next line is the next call.
                 first if first.is_ascii_alphabetic() && !self.list => {
                     self.at = At::Name;
