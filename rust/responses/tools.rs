@@ -44,6 +44,8 @@ pub struct Tools {
     order: Vec<String>,
     /// Those of which one has to be called; empty where that is left to the model.
     forced: Vec<String>,
+    /// Those that the choice leaves out: they are not shown, and a call of one is text.
+    barred: Vec<String>,
     /// Whether it is one of them by name, which is called once.
     once: bool,
 }
@@ -69,10 +71,13 @@ impl Tools {
         tools.map(|(name, tool)| definition(name, &tool.description, tool.parameters.clone())).collect()
     }
 
-    /// Their names, each with the schema of its arguments.
+    /// Their names, each with the schema of its arguments; those that are left out with the schema `false`.
     #[must_use]
     pub fn signatures(&self) -> Arc<Signatures> {
-        Arc::new(self.shown.iter().map(|(name, tool)| (name.clone(), tool.parameters.clone())).collect())
+        let shown = self.shown.iter().map(|(name, tool)| (name.clone(), tool.parameters.clone()));
+        // Without tools nothing is a call.
+        let barred = self.barred.iter().filter(|_| !self.is_empty()).map(|name| (name.clone(), Value::Bool(false)));
+        Arc::new(shown.chain(barred).collect())
     }
 
     /// What an answer is held to that has to call one of them, however the model writes calls else; `None` where calling is left to the model.
@@ -194,7 +199,7 @@ fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
                         kind => tracing::debug!(kind, "a tool of this kind is not shown, allowed or not"),
                     }
                 }
-                tools.order.retain(|name| allowed.contains(name));
+                (tools.order, tools.barred) = std::mem::take(&mut tools.order).into_iter().partition(|name| allowed.contains(name));
                 tools.shown.retain(|name, _| allowed.contains(name));
                 if mode == "required" {
                     require(tools, &at)?;

@@ -50,7 +50,9 @@ fn tools() -> Signatures {
     let schema = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"}, "exact": {"type": "boolean"},
     }});
-    BTreeMap::from(["weather", "time", "ns__do"].map(|name| (name.to_owned(), schema.clone())))
+    let mut tools = BTreeMap::from(["weather", "time", "ns__do"].map(|name| (name.to_owned(), schema.clone())));
+    tools.insert("barred".to_owned(), Value::Bool(false));
+    tools
 }
 
 /// The same at every pair of cuts, and one character at a time.
@@ -279,6 +281,25 @@ fn a_whole_call_that_is_cut_in_its_last_mark_leaves_no_words() {
     }
     let other = "<tool_call>{\"name\": \"time\"}";
     everywhere(HERMES, "", &format!("{other}</toolbox>"), &["time({})", "=</toolbox>"]);
+}
+
+#[test]
+fn a_call_of_a_tool_that_may_not_be_called_is_text() {
+    for (template, text) in [
+        (HERMES, "<tool_call>{\"name\": \"barred\", \"arguments\": {\"city\": \"Paris\"}}</tool_call>"),
+        (HERMES, "<tool_call>{\"arguments\": {\"city\": \"Paris\"}, \"name\": \"barred\"}</tool_call>"),
+        (CODER, "<tool_call>\n<function=barred>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"),
+        (GLM, "<tool_call>barred\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>"),
+        (MISTRAL, "[TOOL_CALLS]barred[ARGS]{\"city\": \"Paris\"}"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>barred\n```json\n{}\n```<｜tool▁call▁end｜>"),
+        (LFM2, "<|tool_call_start|>[barred(city=\"Paris\")]<|tool_call_end|>"),
+        (FUNCTION_GEMMA, "<start_function_call>call:barred{city:<escape>Paris<escape>}<end_function_call>"),
+        (LLAMA, "{\"name\": \"barred\", \"parameters\": {\"city\": \"Paris\"}}"),
+    ] {
+        everywhere(template, "", text, &[&format!("={text}")]);
+    }
+    everywhere(HARMONY, "", "<|channel|>commentary to=functions.barred<|message|>{}<|call|>", &["={}"]);
+    everywhere(LFM2, "", "<|tool_call_start|>[time(), barred()]<|tool_call_end|>", &["time({})", "=, barred()]<|tool_call_end|>"]);
 }
 
 #[test]

@@ -133,6 +133,24 @@ async fn calls_are_text_where_tools_are_ruled_out() {
 }
 
 #[tokio::test]
+async fn a_call_of_a_tool_that_is_not_allowed_is_text() {
+    let (barred, allowed) = (call("ns__do", "{}"), call("weather", "{}"));
+    let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]});
+    for stream in [false, true] {
+        let server = Server::start(script(&[&format!("{allowed}{barred}"), &barred])).await;
+        let ask = async || {
+            let reply = server.ask(&json!({"input": "hi", "tools": tools(), "tool_choice": choice, "stream": stream})).await;
+            if stream { reply.events().last().unwrap()["response"].clone() } else { reply.json() }
+        };
+        let both = bare(&ask().await);
+        assert_eq!(both[0], json!({"type": "function_call", "status": "completed", "name": "weather", "arguments": "{}"}));
+        assert_eq!((both.len(), &both[1]["type"], &both[1]["content"][0]["text"]), (2, &json!("message"), &json!(barred)));
+        let alone = bare(&ask().await);
+        assert_eq!((alone.len(), &alone[0]["content"][0]["text"]), (1, &json!(barred)));
+    }
+}
+
+#[tokio::test]
 async fn thoughts_go_out_as_text_where_that_is_set() {
     let options = Options { reasoning_events: ReasoningEvents::Text, ..Options::default() };
     let server = Server::with(script(&["<think>Hm.</think>Four."]), options, 8).await;

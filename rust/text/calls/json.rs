@@ -120,7 +120,7 @@ impl Calls {
         let (is_name, are_arguments) = (NAMES.contains(&key), ARGUMENTS.contains(&key));
         if is_name && self.name.is_none() && first == b'"' {
             return self.string(rest, emit, |this, name, emit| {
-                let fits = !name.is_empty() && (!this.known || emit.tools.contains_key(&name));
+                let fits = !name.is_empty() && emit.allows(&name) && (!this.known || emit.tools.contains_key(&name));
                 this.name = Some(name);
                 this.at = At::Comma;
                 fits

@@ -20,7 +20,8 @@ use serde_json::Value;
 use super::parsed::{Kind, Parsed};
 pub use table::{Family, Start};
 
-/// The tools that may be called: each name with the JSON Schema of its arguments.
+/// The tools that may be called: each name with the JSON Schema of its arguments. Under the schema `false` stands a tool that may not be called: a
+/// call of it is text.
 pub type Signatures = BTreeMap<String, Value>;
 
 /// What a body makes of the text that it has not read yet.
@@ -49,6 +50,11 @@ pub(super) struct Emit<'a> {
 }
 
 impl Emit<'_> {
+    /// Whether the tool may be called. One that nobody knows may: whoever asked is told what the model wants.
+    pub(super) fn allows(&self, name: &str) -> bool {
+        self.tools.get(name) != Some(&Value::Bool(false))
+    }
+
     pub(super) fn begin(&mut self, name: &str) {
         *self.open = true;
         self.out.say(Kind::Call, name);

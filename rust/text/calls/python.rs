@@ -119,6 +119,9 @@ impl Python {
             self.wrapped += 1;
         } else {
             let name = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+            if !emit.allows(name) {
+                return Step::Broken;
+            }
             name.clone_into(&mut self.name);
             self.count = 0;
             self.at = At::Argument;

@@ -194,7 +194,7 @@ impl Xml {
             return if after.len() > LONGEST + MARK || after.contains('{') { Step::Broken } else { emit.more() };
         };
         let name = after.get(..end).unwrap_or_default().trim();
-        if !is_name(name) || end > LONGEST {
+        if !is_name(name) || !emit.allows(name) || end > LONGEST {
             return Step::Broken;
         }
         name.clone_into(&mut self.name);
