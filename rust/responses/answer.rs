@@ -12,6 +12,7 @@ use super::ids::Ids;
 use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Reasoning, Request, Truncation};
 use super::stream::{ReasoningEvents, Stream};
+use super::strict;
 use super::told::log;
 use super::tools::Tools;
 use crate::engine::{Client, Constraint, Place, Sampling, Timing};
@@ -145,11 +146,9 @@ impl Running {
         // A call that has to be made goes before a form for words: some clients send both, meaning the same.
         let calls = tools.grammar(echo.parallel_tool_calls);
         let forced = calls.is_some();
+        strict::check(&model, &tools).await?;
         let constraint = match (calls, echo.format.grammar()) {
-            (Some(grammar), _) => Some(model.constraint(grammar).await.map_err(|error| {
-                let field = if error.code == Code::UnsupportedParameter { "tool_choice" } else { "tools" };
-                error.at(field)
-            })?),
+            (Some(grammar), _) => Some(strict::forced(&model, &tools, grammar).await?),
             (None, Some(grammar)) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
             (None, None) => None,
         };
