@@ -207,6 +207,27 @@ async fn truncation_keeps_calls_and_what_came_of_them_together() {
 }
 
 #[tokio::test]
+async fn truncation_helps_where_one_question_led_to_many_calls() {
+    let server = Server::start(Mock { context_length: 1024, stop_after: 2, ..Mock::default() }).await;
+    let round = |number: usize| {
+        let id = number.to_string();
+        [
+            json!({"type": "function_call", "call_id": id, "name": "weather", "arguments": "{}"}),
+            json!({"type": "function_call_output", "call_id": id, "output": "x".repeat(60)}),
+        ]
+    };
+    let asked = json!({"role": "user", "content": "Weather everywhere?"});
+    let input: Vec<Value> = std::iter::once(asked).chain((0..20).flat_map(round)).collect();
+    let body = |truncation: &str| json!({"instructions": "be brief", "input": input, "tools": tools(), "truncation": truncation});
+    assert_eq!(server.ask(&body("disabled")).await.error().1, "context_length_exceeded");
+    let response = server.ask(&body("auto")).await.json();
+    assert_eq!(response["status"], "completed", "{response}");
+    // No more is left out than has to be.
+    let tokens = response["usage"]["input_tokens"].as_u64().unwrap();
+    assert!((700..1024).contains(&tokens), "{tokens}");
+}
+
+#[tokio::test]
 async fn input_is_counted_as_it_would_be_read() {
     let server = Server::start(script(&["hi"])).await;
     for body in
