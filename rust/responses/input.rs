@@ -1,7 +1,7 @@
 //! The items of a request's input become turns of the conversation.
 //!
 //! What the assistant said, thought and called for next to each other is one turn. Every call is answered exactly once, right after its turn; the
-//! answers may come in any order, and are put in that of the calls. How a template writes the turns is the prompt's business.
+//! answers may come in any order, and are put in that of the calls; what the system says between them comes after them. How a template writes the turns is the prompt's business.
 
 use serde_json::Value;
 
@@ -51,8 +51,18 @@ pub(crate) fn turns(instructions: Option<&str>, input: Option<At<'_, '_>>, root:
 #[derive(Default)]
 struct History {
     turns: Vec<Turn>,
-    /// The ids of the last turn's calls, each with what came of it.
-    pending: Vec<(String, Option<String>)>,
+    /// The last turn's calls.
+    pending: Vec<Pending>,
+    /// What the system has said since, which is put behind what comes of them.
+    aside: Vec<String>,
+}
+
+/// A call, with what came of it.
+struct Pending {
+    id: String,
+    /// The id of its item.
+    item: Option<String>,
+    output: Option<String>,
 }
 
 impl History {
@@ -66,7 +76,7 @@ impl History {
 
     /// The turn of the assistant that is not over yet.
     fn assistant(&mut self, at: &At<'_, '_>) -> Result<&mut Turn> {
-        if self.pending.iter().any(|(_, output)| output.is_some()) {
+        if self.pending.iter().any(|call| call.output.is_some()) {
             self.answered(at, BETWEEN_CALLS)?;
         }
         if self.turns.last().is_none_or(|last| last.role != Role::Assistant) {
@@ -77,24 +87,28 @@ impl History {
     }
 
     fn call(&mut self, at: &At<'_, '_>, name: String, arguments: String) -> Result<()> {
-        let id = id(at)?;
+        let id = id(&at.need("call_id")?)?;
         self.assistant(at)?.calls.push(Call { name, arguments });
-        if self.pending.iter().any(|(other, _)| other == id) {
+        if self.pending.iter().any(|call| call.id == id) {
             return Err(misplaced(
                 &at.need("call_id")?,
                 format_args!("is the id of an earlier call: {id:?}"),
                 "give every call an id of its own",
             ));
         }
-        self.pending.push((id.to_owned(), None));
+        let item = at.get("id").and_then(|at| at.value.as_str()).map(str::to_owned);
+        self.pending.push(Pending { id: id.to_owned(), item, output: None });
         Ok(())
     }
 
     fn output(&mut self, at: &At<'_, '_>, text: String) -> Result<()> {
-        let id = id(at)?;
-        let field = at.need("call_id")?;
-        match self.pending.iter_mut().find(|(call, _)| call == id) {
-            Some((_, output @ None)) => *output = Some(text),
+        // That of a local shell has no other id than its own, which is that of the call.
+        let local = at.need("type")?.string()? == "local_shell_call_output" && at.get("call_id").is_none() && at.get("id").is_some();
+        let field = at.need(if local { "id" } else { "call_id" })?;
+        let id = id(&field)?;
+        let answers = |call: &Pending| call.id == id || (local && call.item.as_deref() == Some(id));
+        match self.pending.iter_mut().find(|call| answers(call)) {
+            Some(Pending { output: output @ None, .. }) => *output = Some(text),
             Some(_) => {
                 return Err(misplaced(&field, format_args!("is answered a second time: {id:?}"), "send one output for each call"));
             }
@@ -103,17 +117,20 @@ impl History {
                 return Err(misplaced(&field, what, "send the function_call right before its output"));
             }
         }
-        if self.pending.iter().all(|(_, output)| output.is_some()) {
+        if self.pending.iter().all(|call| call.output.is_some()) {
             // In the order of the calls.
-            let outputs = self.pending.drain(..).filter_map(|(_, output)| output);
+            let outputs = self.pending.drain(..).filter_map(|call| call.output);
             self.turns.extend(outputs.map(|text| Turn::new(Role::Tool, text)));
+            for text in std::mem::take(&mut self.aside) {
+                self.say(Role::System, &text);
+            }
         }
         Ok(())
     }
 
     /// Nothing may come between calls and their outputs, and nothing may be left open at the end.
     fn answered(&self, at: &At<'_, '_>, complaint: &str) -> Result<()> {
-        let open: Vec<String> = self.pending.iter().filter(|(_, output)| output.is_none()).map(|(id, _)| format!("{id:?}")).collect();
+        let open: Vec<String> = self.pending.iter().filter(|call| call.output.is_none()).map(|call| format!("{:?}", call.id)).collect();
         if open.is_empty() {
             return Ok(());
         }
@@ -200,9 +217,15 @@ impl History {
             ("system", Role::System),
             ("developer", Role::System),
         ])?;
-        let text = text(&item.need("content")?)?;
         if role == Role::Assistant {
+            // Of an answer that only called tools some clients send no content.
+            let text = item.get("content").map(|content| text(&content)).transpose()?.unwrap_or_default();
             join(&mut self.assistant(item)?.text, &text);
+            return Ok(());
+        }
+        let text = text(&item.need("content")?)?;
+        if role == Role::System && !self.pending.is_empty() {
+            self.aside.push(text);
         } else {
             self.answered(item, BETWEEN_CALLS)?;
             self.say(role, &text);
@@ -219,8 +242,7 @@ fn join(to: &mut String, text: &str) {
     to.push_str(text);
 }
 
-fn id<'v>(item: &At<'v, '_>) -> Result<&'v str> {
-    let id = item.need("call_id")?;
+fn id<'v>(id: &At<'v, '_>) -> Result<&'v str> {
     match id.string()? {
         "" => Err(id.wrong("the id of a call")),
         text => Ok(text),

@@ -107,6 +107,61 @@ fn what_the_assistant_did_is_one_turn_and_outputs_follow_in_the_order_of_the_cal
 }
 
 #[test]
+fn what_the_system_says_between_a_call_and_its_output_comes_after_both() {
+    let user = json!({"role": "user", "content": "hi"});
+    let system = |text: &str| json!({"role": "developer", "content": text});
+    assert_eq!(
+        shape(json!([
+            user,
+            call("a", "f"),
+            system("1"),
+            call("b", "g"),
+            output("b", "B"),
+            system("2"),
+            output("a", "A"),
+            system("3"),
+            user
+        ])),
+        ["u:hi", "a: f({}) g({})", "t:A", "t:B", "s:1\n\n2\n\n3", "u:hi"]
+    );
+    assert_eq!(
+        shape(json!([user, call("a", "f"), {"role": "system", "content": "1"}, output("a", "A"), call("b", "g"), output("b", "B")])),
+        ["u:hi", "a: f({})", "t:A", "s:1", "a: g({})", "t:B"]
+    );
+    let error = read(&json!({"input": [user, call("a", "f"), system("1")]})).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("input"));
+}
+
+#[test]
+fn a_message_of_the_assistant_may_be_empty_and_that_of_others_may_not() {
+    let user = json!({"role": "user", "content": "hi"});
+    for said in [json!({"role": "assistant", "content": null}), json!({"type": "message", "role": "assistant"})] {
+        assert_eq!(shape(json!([user, said, call("a", "f"), output("a", "A")])), ["u:hi", "a: f({})", "t:A"]);
+    }
+    for role in ["user", "system", "developer"] {
+        let error = read(&json!({"input": [user, {"role": role, "content": null}]})).unwrap_err();
+        assert_eq!((error.code.row().name, error.param.as_deref()), ("missing_required_parameter", Some("input[1].content")));
+    }
+}
+
+#[test]
+fn the_output_of_a_local_shell_may_name_its_call_by_its_own_id() {
+    let shell = |id: &str| json!({"type": "local_shell_call", "id": format!("lsh_{id}"), "call_id": id, "action": {"type": "exec"}});
+    let came = |key: &str, id: &str| json!({"type": "local_shell_call_output", key: id, "output": id});
+    let expected = ["a: local_shell({\"type\":\"exec\"}) local_shell({\"type\":\"exec\"})", "t:a", "t:lsh_b"];
+    assert_eq!(shape(json!([shell("a"), shell("b"), came("id", "lsh_b"), came("id", "a")])), expected);
+    for (item, param) in [
+        (came("id", "c"), "input[1].id"),
+        (json!({"type": "local_shell_call_output", "output": "x"}), "input[1].call_id"),
+        (json!({"type": "local_shell_call_output", "id": "a", "call_id": "b", "output": "x"}), "input[1].call_id"),
+        (json!({"type": "function_call_output", "id": "a", "output": "x"}), "input[1].call_id"),
+    ] {
+        let error = read(&json!({"input": [shell("a"), item]})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param), "{item}");
+    }
+}
+
+#[test]
 fn calls_and_outputs_that_do_not_match_are_named() {
     let user = json!({"role": "user", "content": "hi"});
     for (input, param, id) in [
