@@ -9,9 +9,6 @@ use super::validate::At;
 use crate::error::{Code, Error, Result};
 use crate::grammar::Grammar;
 
-/// The longest name of a schema, in characters.
-const NAME: usize = 64;
-
 /// The form of an answer, as the response repeats it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -50,7 +47,7 @@ impl Format {
             "text" => Ok(Self::Text),
             "json_object" => Ok(Self::JsonObject),
             "json_schema" => Ok(Self::JsonSchema {
-                name: name(&at.need("name")?)?,
+                name: at.need("name")?.name()?.to_owned(),
                 description: at.get("description").map(|field| field.string().map(str::to_owned)).transpose()?,
                 schema: at.need("schema")?.object()?.clone(),
                 strict: at.get("strict").map(|field| field.boolean()).transpose()?.unwrap_or(false),
@@ -87,13 +84,4 @@ impl Format {
             Self::Text | Self::JsonObject => error.at("text.format"),
         }
     }
-}
-
-fn name(at: &At<'_, '_>) -> Result<String> {
-    let name = at.string()?;
-    let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
-    if name.is_empty() || name.len() > NAME || !plain {
-        return Err(at.wrong(format_args!("1 to {NAME} letters, digits, underscores or dashes")));
-    }
-    Ok(name.to_owned())
 }

@@ -132,7 +132,8 @@ impl Tools {
     }
 
     fn add(&mut self, at: &At<'_, '_>, namespace: Option<&str>, custom: bool) -> Result<()> {
-        let name = name(at)?;
+        let name = at.need("name")?;
+        let name = name.name()?;
         let described = at.get("description").map(|at| at.string()).transpose()?.unwrap_or_default();
         let (description, parameters, strict) = if custom {
             let schema = json!({"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]});
@@ -171,7 +172,8 @@ pub(super) fn read(root: &At<'_, '_>) -> Result<Read> {
                 }
                 "custom" => tools.add(&at, None, true)?,
                 "namespace" => {
-                    let namespace = name(&at)?;
+                    let namespace = at.need("name")?;
+                    let namespace = namespace.name()?;
                     for inner in at.need("tools")?.each()? {
                         match inner.need("type")?.string()? {
                             "function" => tools.add(&inner, Some(namespace), false)?,
@@ -259,14 +261,6 @@ fn chosen(tools: &Tools, at: &At<'_, '_>) -> Result<String> {
     let names = tools.order.join(", ");
     let what = if names.is_empty() { "the name of a tool, and there are none".to_owned() } else { format!("the name of a tool: {names}") };
     Err(name.wrong(what))
-}
-
-fn name<'v>(at: &At<'v, '_>) -> Result<&'v str> {
-    let name = at.need("name")?;
-    match name.string()? {
-        "" => Err(name.wrong("a name of at least one character")),
-        text => Ok(text),
-    }
 }
 
 /// A schema of arguments with what templates look for in one.

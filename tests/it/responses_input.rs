@@ -48,6 +48,25 @@ fn tools_are_shown_under_names_that_are_given_back() {
     assert!(read(&body).unwrap().tools.is_empty());
 }
 
+#[test]
+fn names_of_tools_are_letters_digits_underscores_and_dashes() {
+    let function = |name: &str| json!({"type": "function", "name": name});
+    for name in ["a", "get_weather-2", "mcp__files__read", &"x".repeat(64)] {
+        assert!(read(&with("tools", json!([function(name)]))).is_ok(), "{name}");
+    }
+    for name in ["", "a b", "a.b", "a/b", "f\n", "é", "\"", "<tool>", &"x".repeat(65)] {
+        for (tools, param) in [
+            (json!([{"type": "web_search"}, function(name)]), "tools[1].name"),
+            (json!([{"type": "custom", "name": name}]), "tools[0].name"),
+            (json!([{"type": "namespace", "name": name, "tools": []}]), "tools[0].name"),
+            (json!([{"type": "namespace", "name": "ns", "tools": [function("a"), function(name)]}]), "tools[0].tools[1].name"),
+        ] {
+            let error = read(&with("tools", tools)).unwrap_err();
+            assert_eq!((error.code.row().name, error.param.as_deref()), ("invalid_value", Some(param)), "{name:?}");
+        }
+    }
+}
+
 /// Turns as short words: the role's first letter, `thoughts?`, the text, `name(arguments)`.
 fn shape(input: Value) -> Vec<String> {
     let turns = read(&json!({"input": input})).unwrap().turns;
