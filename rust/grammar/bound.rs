@@ -14,10 +14,13 @@ use crate::error::Result;
 pub const TEXT: usize = 64 * 1024;
 /// The most that merging may come to, in values of JSON.
 const MERGED: u64 = 100_000;
-/// The most patterns of one `patternProperties`: each is compared with each.
-const PATTERN_PROPERTIES: usize = 32;
+/// The most patterns of `patternProperties` in one place: each is compared with each.
+const PATTERN_PROPERTIES: u64 = 32;
 /// The most expressions that one string may have to match at once: what they have in common can grow as the product of their sizes.
 const PATTERNS: u64 = 4;
+
+/// The most `&` of a Lark grammar, for the same reason.
+const INTERSECTIONS: usize = 8;
 
 /// Keywords whose value is data, in which no schema is.
 pub(super) const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
@@ -34,11 +37,16 @@ pub(super) fn check(schema: &Map<String, Value>) -> Result<()> {
     walk.every(&root, false)
 }
 
-/// Checks the schemas within a Lark grammar.
+/// Checks a Lark grammar, and the schemas within it.
 ///
 /// # Errors
 /// As [`check`].
 pub(super) fn check_lark(mut text: &str) -> Result<()> {
+    let count = intersections(text);
+    if count > INTERSECTIONS {
+        let what = format!("the Lark grammar has {count} intersections (&), above {INTERSECTIONS}");
+        return Err(refused(what).hint("use one expression that says it all"));
+    }
     while let Some((_, rest)) = text.split_once(JSON) {
         let mut values = Deserializer::from_str(rest).into_iter::<Value>();
         // What is no JSON is in a literal or a comment, or the library says so.
@@ -53,6 +61,34 @@ pub(super) fn check_lark(mut text: &str) -> Result<()> {
         };
     }
     Ok(())
+}
+
+/// How many `&` of a Lark grammar stand outside strings, expressions, names of special tokens and comments.
+fn intersections(text: &str) -> usize {
+    let mut count = 0;
+    let mut chars = text.chars().peekable();
+    while let Some(ch) = chars.next() {
+        let end = match ch {
+            '&' => {
+                count += 1;
+                continue;
+            }
+            '#' => '\n',
+            '/' if chars.peek() == Some(&'/') => '\n',
+            '"' | '/' => ch,
+            '<' => '>',
+            _ => continue,
+        };
+        while let Some(ch) = chars.next() {
+            if ch == end {
+                break;
+            }
+            if ch == '\\' && (end == '"' || end == '/') {
+                chars.next();
+            }
+        }
+    }
+    count
 }
 
 /// How many values of JSON there are.
@@ -71,10 +107,29 @@ struct Merged<'v> {
     alternatives: u64,
     /// The size of each.
     size: u64,
-    /// How many expressions a string has to match.
-    patterns: u64,
+    /// How many expressions there are.
+    expressions: Expressions,
     /// The same for what is within: for each property, and under no name for all others and for items.
-    within: HashMap<&'v str, u64>,
+    within: HashMap<&'v str, Expressions>,
+}
+
+/// How many expressions meet in one place.
+#[derive(Clone, Copy, Default)]
+struct Expressions {
+    /// Those that a string has to match.
+    patterns: u64,
+    /// Those of `patternProperties`.
+    names: u64,
+}
+
+impl Expressions {
+    fn plus(self, other: Self) -> Self {
+        Self { patterns: self.patterns.saturating_add(other.patterns), names: self.names.saturating_add(other.names) }
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self { patterns: self.patterns.max(other.patterns), names: self.names.max(other.names) }
+    }
 }
 
 impl<'v> Merged<'v> {
@@ -86,10 +141,10 @@ impl<'v> Merged<'v> {
     fn and(&mut self, other: &Self) {
         self.alternatives = self.alternatives.saturating_mul(other.alternatives.max(1));
         self.size = self.size.saturating_add(other.size);
-        self.patterns = self.patterns.saturating_add(other.patterns);
-        for (name, patterns) in &other.within {
+        self.expressions = self.expressions.plus(other.expressions);
+        for (name, expressions) in &other.within {
             let all = self.within.entry(name).or_default();
-            *all = all.saturating_add(*patterns);
+            *all = all.plus(*expressions);
         }
     }
 
@@ -97,22 +152,22 @@ impl<'v> Merged<'v> {
     fn or(&mut self, other: &Self) {
         self.alternatives = self.alternatives.saturating_add(other.alternatives);
         self.size = self.size.max(other.size);
-        self.patterns = self.patterns.max(other.patterns);
-        for (name, patterns) in &other.within {
-            self.hold(name, *patterns);
+        self.expressions = self.expressions.most(other.expressions);
+        for (name, expressions) in &other.within {
+            self.hold(name, *expressions);
         }
     }
 
-    fn hold(&mut self, name: &'v str, patterns: u64) {
+    fn hold(&mut self, name: &'v str, expressions: Expressions) {
         let most = self.within.entry(name).or_default();
-        *most = patterns.max(*most);
+        *most = expressions.most(*most);
     }
 
-    /// The most expressions that one string has to match, here or within. What holds for other properties may hold for a named one.
-    fn most_patterns(&self) -> u64 {
-        let others = self.within.get("").copied().unwrap_or(0);
-        let named = self.within.iter().filter(|(name, _)| !name.is_empty()).map(|(_, patterns)| *patterns).max().unwrap_or(0);
-        self.patterns.max(named.saturating_add(others))
+    /// The most expressions that meet in one place, here or within. What holds for other properties may hold for a named one.
+    fn meet(&self) -> Expressions {
+        let others = self.within.get("").copied().unwrap_or_default();
+        let named = self.within.iter().filter(|(name, _)| !name.is_empty()).map(|(_, expressions)| *expressions);
+        self.expressions.most(named.fold(Expressions::default(), Expressions::most).plus(others))
     }
 }
 
@@ -127,12 +182,6 @@ impl<'v> Walk<'v> {
     fn every(&mut self, value: &'v Value, data: bool) -> Result<()> {
         match value {
             Value::Object(fields) => {
-                if let Some(Value::Object(patterns)) = fields.get("patternProperties")
-                    && patterns.len() > PATTERN_PROPERTIES
-                {
-                    let what = format!("the schema has {} patternProperties in one place, above {PATTERN_PROPERTIES}", patterns.len());
-                    return Err(refused(what).hint("use fewer of them"));
-                }
                 if !data {
                     self.places(value, fields)?;
                 }
@@ -144,7 +193,11 @@ impl<'v> Walk<'v> {
                     );
                     return Err(refused(what).hint("use fewer alternatives, or none beside or within allOf"));
                 }
-                let patterns = merged.most_patterns();
+                let Expressions { patterns, names } = merged.meet();
+                if names > PATTERN_PROPERTIES {
+                    let what = format!("the schema has {names} patternProperties in one place, above {PATTERN_PROPERTIES}");
+                    return Err(refused(what).hint("use fewer of them"));
+                }
                 if patterns > PATTERNS {
                     let what = format!("the schema is too complex: {patterns} of pattern and format hold for one string, above {PATTERNS}");
                     return Err(refused(what).hint("use one pattern that says it all"));
@@ -195,19 +248,22 @@ impl<'v> Walk<'v> {
                     all.and(&target);
                 }
                 ("$defs" | "definitions", _) => {}
-                ("pattern" | "format", Value::String(_)) => here.patterns += 1,
+                ("pattern" | "format", Value::String(_)) => here.expressions.patterns += 1,
                 ("properties", Value::Object(properties)) => {
                     here.size = here.size.saturating_add(size(value));
                     for (name, property) in properties {
-                        let patterns = self.merged(property).most_patterns();
-                        here.hold(if name.is_empty() { "\0" } else { name }, patterns);
+                        let expressions = self.merged(property).meet();
+                        here.hold(if name.is_empty() { "\0" } else { name }, expressions);
                     }
                 }
                 _ => {
                     here.size = here.size.saturating_add(size(value));
                     if !DATA.contains(&key.as_str()) {
-                        let patterns = self.others(key, value);
-                        here.hold("", patterns);
+                        let expressions = self.others(key, value);
+                        here.hold("", expressions);
+                    }
+                    if let ("patternProperties", Value::Object(names)) = (key.as_str(), value) {
+                        here.expressions.names += names.len() as u64;
                     }
                 }
             }
@@ -218,16 +274,18 @@ impl<'v> Walk<'v> {
         all
     }
 
-    /// The most expressions that a string of an item, or of a property without a name of its own, has to match.
-    fn others(&mut self, key: &str, value: &'v Value) -> u64 {
+    /// The most expressions that meet in an item, or in a property without a name of its own.
+    fn others(&mut self, key: &str, value: &'v Value) -> Expressions {
+        let mut most = Expressions::default();
         match value {
             Value::Object(schemas) if key == "patternProperties" => {
-                schemas.values().map(|schema| self.merged(schema).most_patterns()).max().unwrap_or(0)
+                schemas.values().for_each(|schema| most = most.most(self.merged(schema).meet()));
             }
-            Value::Object(_) => self.merged(value).most_patterns(),
-            Value::Array(items) => items.iter().map(|item| self.merged(item).most_patterns()).max().unwrap_or(0),
-            _ => 0,
+            Value::Object(_) => most = self.merged(value).meet(),
+            Value::Array(items) => items.iter().for_each(|item| most = most.most(self.merged(item).meet())),
+            _ => {}
         }
+        most
     }
 
     fn target(&self, name: &str) -> Option<&'v Value> {

@@ -390,6 +390,13 @@ fn what_merging_would_cost_is_seen_before_it_is_done() {
             assert!(message.contains("too complex"), "{message}");
         }
     }
+    let names: Vec<Value> = (0..1000).map(|at| json!({"patternProperties": {format!("^{at}x$"): {}}})).collect();
+    assert!(model.refused(&schema(&json!({"items": {"allOf": names}}))).contains("patternProperties"));
+    let all = |count: usize| (0..count).map(|at| format!("/.*a.{{{at}}}b.*/")).collect::<Vec<_>>().join(" & ");
+    assert!(model.refused(&Grammar::Lark(format!("start: A\nA: {}", all(40)).into())).contains("intersections"));
+    let text = r##"start: A "&&&\"&&&" /&&\/&&&&/ // &&&&&&&&&&
+A: /[a-z]+/ & /.*b.*/ # &&&&&&&&&&"##;
+    assert!(model.takes(&model.compile(&Grammar::Lark(text.into())).unwrap(), r#"ab&&&"&&&&&/&&&&"#));
     // Each of these strings has one pattern to match, or few.
     let fields: serde_json::Map<String, Value> = (0..40).map(|at| (format!("p{at}"), pattern(1))).collect();
     let mixed: Vec<Value> = (0..8).map(|at| json!({"properties": {format!("p{at}"): {"type": "string", "format": "uuid"}}})).collect();
