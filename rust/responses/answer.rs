@@ -12,11 +12,13 @@ use super::ids::Ids;
 use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Reasoning, Request, Truncation};
 use super::stream::{ReasoningEvents, Stream};
+use super::strict;
 use super::told::log;
 use super::tools::Tools;
+use super::truncate::prompt;
 use crate::engine::{Client, Constraint, Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
-use crate::models::{Answer, Ask, Ending, Model, Pieces, Prompt, PromptOptions, beside};
+use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
 
 /// A prompt of at most this many bytes is rendered where it is: that takes less time than handing it to another thread.
@@ -145,11 +147,9 @@ impl Running {
         // A call that has to be made goes before a form for words: some clients send both, meaning the same.
         let calls = tools.grammar(echo.parallel_tool_calls);
         let forced = calls.is_some();
+        strict::check(&model, &tools).await?;
         let constraint = match (calls, echo.format.grammar()) {
-            (Some(grammar), _) => Some(model.constraint(grammar).await.map_err(|error| {
-                let field = if error.code == Code::UnsupportedParameter { "tool_choice" } else { "tools" };
-                error.at(field)
-            })?),
+            (Some(grammar), _) => Some(strict::forced(&model, &tools, grammar).await?),
             (None, Some(grammar)) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
             (None, None) => None,
         };
@@ -289,57 +289,6 @@ fn options(tools: &Tools, reasoning: Reasoning) -> PromptOptions {
         signatures: tools.signatures(),
         ..PromptOptions::default()
     }
-}
-
-/// The prompt's ids. With `truncation: auto` the oldest turns are left out until there is room for it and for the answer that was asked for (at
-/// most half the window); never a system turn, and never the last turn.
-fn prompt(
-    model: &Model,
-    turns: &[Turn],
-    options: &PromptOptions,
-    truncation: Truncation,
-    max_output_tokens: Option<u32>,
-) -> Result<Prompt> {
-    let window = model.capabilities.context_length as usize;
-    let asked = max_output_tokens.map_or(1, |most| most as usize).min(window / 2).max(1);
-    let fits = |prompt: &Prompt| prompt.ids.len() + asked <= window;
-    let whole = model.prompt(turns, options);
-    if truncation == Truncation::Disabled || whole.as_ref().is_ok_and(fits) || whole.as_ref().is_err_and(|error| !too_long(error)) {
-        return whole;
-    }
-    let old: Vec<usize> = turns.iter().enumerate().filter(|(_, turn)| turn.role != Role::System).map(|(index, _)| index).collect();
-    // What is kept begins with a user's turn, where it is more than the last one: templates may insist on it. A call and what came of it go together.
-    let last = old.last().copied().filter(|last| turns.get(*last).is_some_and(|turn| turn.role != Role::Tool));
-    let starts: Vec<usize> = old
-        .into_iter()
-        .skip(1)
-        .filter(|start| Some(*start) == last || turns.get(*start).is_some_and(|turn| turn.role == Role::User))
-        .collect();
-    // The later it starts, the shorter the prompt: halving finds the earliest start that fits.
-    let (mut low, mut high) = (0, starts.len());
-    let mut best = None;
-    while low < high {
-        let middle = usize::midpoint(low, high);
-        let Some(start) = starts.get(middle).copied() else { break };
-        let kept = turns.iter().enumerate().filter(|(index, turn)| *index >= start || turn.role == Role::System);
-        let kept: Vec<Turn> = kept.map(|(_, turn)| turn.clone()).collect();
-        match model.prompt(&kept, options) {
-            Ok(prompt) if fits(&prompt) => {
-                best = Some((turns.len() - kept.len(), prompt));
-                high = middle;
-            }
-            Err(error) if !too_long(&error) => return Err(error),
-            _ => low = middle + 1,
-        }
-    }
-    // Where nothing helps, the caller is told how long the whole prompt is.
-    let Some((left_out, prompt)) = best else { return whole };
-    tracing::debug!(left_out, tokens = prompt.ids.len(), window, "the oldest turns are left out of the prompt");
-    Ok(prompt)
-}
-
-fn too_long(error: &Error) -> bool {
-    error.code == Code::ContextLengthExceeded
 }
 
 /// Seconds since 1970.

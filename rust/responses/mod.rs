@@ -1,6 +1,7 @@
 //! The Responses API as such: what may be asked, what is answered, which events tell of it. Knows no HTTP.
 //!
 //! In the order a request meets them: [`request`] reads and checks it (with `validate`, `input` for its conversation, `tools`, `controls` for its sampling and [`format`] for its form), [`answer`]
+//! (with `strict` for the schemas of tools, and `truncate` for conversations that are too long)
 //! gets it an answer, [`stream`] turns what it says into [`event`]s, [`item`]s and the [`object`]; `told` is what clients hear of an error.
 
 pub mod answer;
@@ -13,8 +14,10 @@ pub mod item;
 pub mod object;
 pub mod request;
 pub mod stream;
+mod strict;
 mod told;
 pub mod tools;
+mod truncate;
 mod validate;
 
 pub use answer::{Running, count, now};

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::event::{Event, Sink};
 use super::ids::Ids;
 use super::item::{CustomToolCall, FunctionCall, Item, ItemStatus, Message, Part, Reasoning, Text, Thoughts};
@@ -16,6 +18,8 @@ use crate::text::Kind;
 
 /// The only part of an item.
 const INDEX: usize = 0;
+/// The longest escape of JSON, in characters: a pair of surrogates.
+const ESCAPE: usize = 12;
 
 /// How thoughts go out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -321,11 +325,28 @@ impl Stream {
     }
 }
 
-/// The text that the arguments of a call hold; where they are of another form, they are the text themselves.
+/// The text that the arguments of a call hold; where they are of another form, they are the text themselves. Of arguments that are cut short, as
+/// much of the text as has come.
 fn input(arguments: &str) -> String {
-    let read = serde_json::from_str::<serde_json::Value>(arguments).ok();
-    match read.as_ref().and_then(|value| value.get(super::tools::INPUT)?.as_str()) {
-        Some(text) => text.to_owned(),
-        None => arguments.to_owned(),
+    match serde_json::from_str::<Value>(arguments) {
+        Ok(value) => value.get(super::tools::INPUT).and_then(Value::as_str).unwrap_or(arguments).to_owned(),
+        Err(_) if arguments.trim_start().starts_with('{') => begun(arguments).unwrap_or_default(),
+        Err(_) => arguments.to_owned(),
     }
+}
+
+/// The text of arguments that end somewhere in it: `{"input": "abc`. `None` where it has not begun.
+fn begun(arguments: &str) -> Option<String> {
+    let key = arguments.trim_start().strip_prefix('{')?.trim_start().strip_prefix('"')?.strip_prefix(super::tools::INPUT)?;
+    let value = key.strip_prefix('"')?.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
+    let mut escaped = false;
+    let end = value.bytes().position(|byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    });
+    let value = value.get(..end.unwrap_or(value.len()))?;
+    // The last escape may be cut.
+    let ends = value.char_indices().rev().map(|(at, _)| at).take(ESCAPE);
+    std::iter::once(value.len()).chain(ends).find_map(|end| serde_json::from_str(&format!("\"{}\"", value.get(..end)?)).ok())
 }

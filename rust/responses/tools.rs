@@ -34,6 +34,10 @@ struct Tool {
     custom: bool,
     description: String,
     parameters: Value,
+    /// Whether the client relies on its schema.
+    strict: bool,
+    /// Where it stands in the request.
+    path: String,
 }
 
 /// The tools that the model is shown, by the names that the template knows them by.
@@ -44,6 +48,8 @@ pub struct Tools {
     order: Vec<String>,
     /// Those of which one has to be called; empty where that is left to the model.
     forced: Vec<String>,
+    /// Those that the choice leaves out: they are not shown, and a call of one is text.
+    barred: Vec<String>,
     /// Whether it is one of them by name, which is called once.
     once: bool,
 }
@@ -69,29 +75,48 @@ impl Tools {
         tools.map(|(name, tool)| definition(name, &tool.description, tool.parameters.clone())).collect()
     }
 
-    /// Their names, each with the schema of its arguments.
+    /// Their names, each with the schema of its arguments; those that are left out with the schema `false`.
     #[must_use]
     pub fn signatures(&self) -> Arc<Signatures> {
-        Arc::new(self.shown.iter().map(|(name, tool)| (name.clone(), tool.parameters.clone())).collect())
+        let shown = self.shown.iter().map(|(name, tool)| (name.clone(), tool.parameters.clone()));
+        // Without tools nothing is a call.
+        let barred = self.barred.iter().filter(|_| !self.is_empty()).map(|name| (name.clone(), Value::Bool(false)));
+        Arc::new(shown.chain(barred).collect())
+    }
+
+    /// Whether one of them has to be called.
+    pub(super) fn is_forced(&self) -> bool {
+        !self.forced.is_empty()
     }
 
     /// What an answer is held to that has to call one of them, however the model writes calls else; `None` where calling is left to the model.
     #[must_use]
     pub fn grammar(&self, parallel: bool) -> Option<Grammar> {
-        let tags: Vec<Tag> = self
-            .forced
-            .iter()
-            .filter_map(|name| {
-                let begin = format!("{CALL}\n{{\"name\": {}, \"arguments\": ", Value::from(name.as_str()));
-                let schema = self.shown.get(name)?.parameters.to_string();
-                Some(Tag { begin: begin.into(), schema: schema.into(), end: END.into() })
-            })
-            .collect();
-        if tags.is_empty() {
-            return None;
-        }
-        let most = (self.once || !parallel).then_some(1);
-        Some(Grammar::Tagged(Tagged { trigger: CALL.into(), tags, text: false, least: 1, most }))
+        self.calls(&self.forced, (self.once || !parallel).then_some(1))
+    }
+
+    /// What an answer is that consists of calls of these; `None` where there are none.
+    fn calls(&self, names: &[String], most: Option<u32>) -> Option<Grammar> {
+        let tag = |name: &String| {
+            let begin = format!("{CALL}\n{{\"name\": {}, \"arguments\": ", Value::from(name.as_str()));
+            let schema = self.shown.get(name)?.parameters.to_string();
+            Some(Tag { begin: begin.into(), schema: schema.into(), end: END.into() })
+        };
+        let tags: Vec<Tag> = names.iter().filter_map(tag).collect();
+        (!tags.is_empty()).then(|| Grammar::Tagged(Tagged { trigger: CALL.into(), tags, text: false, least: 1, most }))
+    }
+
+    /// A grammar that can be used if the schema of every strict tool can; `None` where none is strict.
+    pub(super) fn strict(&self) -> Option<Grammar> {
+        let strict = self.order.iter().filter(|name| self.shown.get(*name).is_some_and(|tool| tool.strict));
+        self.calls(&strict.cloned().collect::<Vec<_>>(), None)
+    }
+
+    /// The schemas of the tools of which one has to be called, else of those that are strict, each with where it stands in the request.
+    pub(super) fn schemas(&self) -> Vec<(String, Grammar)> {
+        let meant = |name: &String, tool: &Tool| if self.forced.is_empty() { tool.strict } else { self.forced.contains(name) };
+        let tools = self.order.iter().filter_map(|name| self.shown.get(name).filter(|tool| meant(name, tool)));
+        tools.map(|tool| (format!("{}.parameters", tool.path), Grammar::JsonSchema(tool.parameters.to_string().into()))).collect()
     }
 
     /// How many bytes they may add to a prompt, roughly.
@@ -109,16 +134,17 @@ impl Tools {
     fn add(&mut self, at: &At<'_, '_>, namespace: Option<&str>, custom: bool) -> Result<()> {
         let name = name(at)?;
         let described = at.get("description").map(|at| at.string()).transpose()?.unwrap_or_default();
-        let (description, parameters) = if custom {
+        let (description, parameters, strict) = if custom {
             let schema = json!({"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]});
-            (format(at, described)?, schema)
+            (format(at, described)?, schema, false)
         } else {
             let parameters = at.get("parameters").map(|at| at.object().cloned()).transpose()?.unwrap_or_default();
-            at.get("strict").map(|at| at.boolean()).transpose()?;
-            (described.to_owned(), schema(parameters))
+            let strict = at.get("strict").map(|at| at.boolean()).transpose()?.unwrap_or(false);
+            (described.to_owned(), schema(parameters), strict)
         };
         let flat = flat(namespace, name);
-        let tool = Tool { name: name.to_owned(), namespace: namespace.map(str::to_owned), custom, description, parameters };
+        let namespace = namespace.map(str::to_owned);
+        let tool = Tool { name: name.to_owned(), namespace, custom, description, parameters, strict, path: at.path() };
         if self.shown.insert(flat.clone(), tool).is_some() {
             return Err(Error::new(Code::InvalidValue, format!("`{}` has a name that another tool has: {flat:?}", at.path()))
                 .hint("give every tool a name of its own")
@@ -194,7 +220,7 @@ fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
                         kind => tracing::debug!(kind, "a tool of this kind is not shown, allowed or not"),
                     }
                 }
-                tools.order.retain(|name| allowed.contains(name));
+                (tools.order, tools.barred) = std::mem::take(&mut tools.order).into_iter().partition(|name| allowed.contains(name));
                 tools.shown.retain(|name, _| allowed.contains(name));
                 if mode == "required" {
                     require(tools, &at)?;

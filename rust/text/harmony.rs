@@ -83,9 +83,9 @@ impl Harmony {
         };
         let head = after.get(..end).unwrap_or_default();
         let to = head.split_once(TO).map(|(_, to)| to.split(|ch: char| ch.is_whitespace() || ch == '<').next().unwrap_or_default());
-        let content = match to {
-            Some(to) if !emit.tools.is_empty() && is_name(to.strip_prefix(FUNCTIONS).unwrap_or(to)) => {
-                emit.begin(to.strip_prefix(FUNCTIONS).unwrap_or(to));
+        let content = match to.map(|to| to.strip_prefix(FUNCTIONS).unwrap_or(to)) {
+            Some(name) if !emit.tools.is_empty() && is_name(name) && emit.allows(name) => {
+                emit.begin(name);
                 Content::Call
             }
             _ if head.split_once(CHANNEL).is_some_and(|(_, channel)| channel.trim_start().starts_with("analysis")) => Content::Thought,

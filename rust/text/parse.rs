@@ -26,7 +26,8 @@ enum Mark {
 enum State {
     Words,
     Thought,
-    /// In a call: the region begins with the held text, of which so much is its opener, so much is read, and so much of it is calls that are whole.
+    /// In a call: the region begins with the held text, of which so much is its opener with the blanks before it, so much is read, and so much of it
+    /// is calls that are whole.
     Call {
         body: Box<Body>,
         opener: usize,
@@ -210,10 +211,11 @@ impl Parser {
                         self.skip(gone + text.len(), out);
                         self.state = State::Thought;
                     }
+                    // The blanks before it are kept with it: they are words if it is no call.
                     Mark::Call { start, within, .. } => {
-                        self.skip(gone, out);
-                        let at = if within { 0 } else { text.len() };
-                        self.state = State::Call { body: Box::new(Body::new(start)), opener: text.len(), at, whole: 0 };
+                        let opener = gone + text.len();
+                        let at = if within { gone } else { opener };
+                        self.state = State::Call { body: Box::new(Body::new(start)), opener, at, whole: 0 };
                     }
                 }
                 if !matches!(mark, Mark::Call { .. }) {

@@ -50,7 +50,9 @@ fn tools() -> Signatures {
     let schema = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"}, "exact": {"type": "boolean"},
     }});
-    BTreeMap::from(["weather", "time", "ns__do"].map(|name| (name.to_owned(), schema.clone())))
+    let mut tools = BTreeMap::from(["weather", "time", "ns__do"].map(|name| (name.to_owned(), schema.clone())));
+    tools.insert("barred".to_owned(), Value::Bool(false));
+    tools
 }
 
 /// The same at every pair of cuts, and one character at a time.
@@ -224,6 +226,11 @@ fn what_is_no_call_is_shown_as_it_is() {
         ),
         (HERMES, "<tool_call>{\"name\": \"weather\", \"argum", &["=<tool_call>{\"name\": \"weather\", \"argum"]),
         (HERMES, "a < b <tool", &["=a < b <tool"]),
+        (HERMES, "Use the <tool_call> tag", &["=Use the <tool_call> tag"]),
+        (HERMES, "Write\n\n<tool_call>\n{oops}\n</tool_call>\nso.", &["=Write\n\n<tool_call>\n{oops}\n</tool_call>\nso."]),
+        (HERMES, " <tool_call> <tool_call> x", &["= <tool_call> <tool_call> x"]),
+        (HERMES, "<tool_call>{\"name\": \"time\"}</tool_call> \n<tool_call> x", &["time({})", "=<tool_call> x"]),
+        (LLAMA, " {\"name\": \"Bob\"}", &["= {\"name\": \"Bob\"}"]),
         (
             HERMES,
             "<tool_call>{\"name\": \"time\", \"arguments\": [1]}</tool_call>",
@@ -253,6 +260,58 @@ fn what_went_wrong_after_it_was_told_is_cut_short_and_shown() {
     everywhere(HERMES, "", wrong, &["weather({\"city\": !", &format!("={wrong}")]);
     everywhere(CODER, "", "<function=weather>\n<parameter=city>\nPar", &["weather({\"city\": \"Par!"]);
     everywhere(HARMONY, "", "<|channel|>commentary to=functions.time<|message|>{\"a\"", &["time({\"a\"!"]);
+}
+
+#[test]
+fn a_whole_call_that_is_cut_in_its_last_mark_leaves_no_words() {
+    let paris = r#"weather({"city": "Paris"})"#;
+    for (template, call, close) in [
+        (HERMES, "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}", "\n</tool_call>"),
+        (NEMOTRON, "<TOOLCALL>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}]", "</TOOLCALL>"),
+        (CODER, "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>", "\n</tool_call>"),
+        (CODER, "<tool_call>\n<function=weather>\n{\"city\": \"Paris\"}", "\n</function>"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Paris\"}", "\n```<｜tool▁call▁end｜>"),
+        (LFM2, "<|tool_call_start|>[weather(city=\"Paris\")]", "<|tool_call_end|>"),
+        (GEMMA, "```tool_code\nweather(\"Paris\")", "\n```"),
+        (FUNCTION_GEMMA, "<start_function_call>call:weather{city:<escape>Paris<escape>}", "<end_function_call>"),
+    ] {
+        for end in (0..=close.len()).filter(|end| close.is_char_boundary(*end)) {
+            everywhere(template, "", &format!("{call}{}", &close[..end]), &[paris]);
+        }
+    }
+    let other = "<tool_call>{\"name\": \"time\"}";
+    everywhere(HERMES, "", &format!("{other}</toolbox>"), &["time({})", "=</toolbox>"]);
+}
+
+#[test]
+fn a_call_of_a_tool_that_may_not_be_called_is_text() {
+    for (template, text) in [
+        (HERMES, "<tool_call>{\"name\": \"barred\", \"arguments\": {\"city\": \"Paris\"}}</tool_call>"),
+        (HERMES, "<tool_call>{\"arguments\": {\"city\": \"Paris\"}, \"name\": \"barred\"}</tool_call>"),
+        (CODER, "<tool_call>\n<function=barred>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"),
+        (GLM, "<tool_call>barred\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>"),
+        (MISTRAL, "[TOOL_CALLS]barred[ARGS]{\"city\": \"Paris\"}"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>barred\n```json\n{}\n```<｜tool▁call▁end｜>"),
+        (LFM2, "<|tool_call_start|>[barred(city=\"Paris\")]<|tool_call_end|>"),
+        (FUNCTION_GEMMA, "<start_function_call>call:barred{city:<escape>Paris<escape>}<end_function_call>"),
+        (LLAMA, "{\"name\": \"barred\", \"parameters\": {\"city\": \"Paris\"}}"),
+    ] {
+        everywhere(template, "", text, &[&format!("={text}")]);
+    }
+    everywhere(HARMONY, "", "<|channel|>commentary to=functions.barred<|message|>{}<|call|>", &["={}"]);
+    everywhere(LFM2, "", "<|tool_call_start|>[time(), barred()]<|tool_call_end|>", &["time({})", "=, barred()]<|tool_call_end|>"]);
+}
+
+#[test]
+fn a_brace_too_many_is_no_word() {
+    let paris = r#"weather({"city": "Paris"})"#;
+    let call = "{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}";
+    everywhere(HERMES, "", &format!("<tool_call>\n{call}}}\n</tool_call>"), &[paris]);
+    everywhere(HERMES, "", &format!("<tool_call>\n{call}}}\n}}</tool_call>\n<tool_call>{call}</tool_call> so"), &[paris, paris, "=so"]);
+    everywhere(HERMES, "", &format!("<tool_call>{call}}}</tool_"), &[paris]);
+    everywhere(NEMOTRON, "", &format!("<TOOLCALL>[{call}}}, {call}}}]</TOOLCALL>"), &[paris, paris]);
+    everywhere(LLAMA, "", &format!("{call}}}"), &[paris]);
+    everywhere(HERMES, "", &format!("<tool_call>{call}}} so"), &[paris, "=} so"]);
 }
 
 #[test]

@@ -138,6 +138,41 @@ async fn what_cannot_be_used_is_refused_before_the_engine_hears_of_it() {
 }
 
 #[tokio::test]
+async fn the_schemas_of_strict_tools_have_to_be_usable() {
+    let server = server().await;
+    let function =
+        |name: &str, parameters: Value, strict: bool| json!({"type": "function", "name": name, "parameters": parameters, "strict": strict});
+    let (good, bad) = (schema(), json!({"type": "object", "properties": {"a": {"not": {}}}}));
+    let inner = json!({"type": "namespace", "name": "ns", "tools": [function("f", good.clone(), true), function("g", bad.clone(), true)]});
+    let listed = json!([{"type": "web_search"}, function("f", good.clone(), true), function("g", bad.clone(), true)]);
+    let named = json!({"type": "function", "name": "g"});
+    let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]});
+    let lax = json!([function("g", bad.clone(), false)]);
+    for (tools, choice, param) in [
+        (listed.clone(), json!("auto"), Some("tools[2].parameters")),
+        (listed.clone(), json!("required"), Some("tools[2].parameters")),
+        (listed.clone(), named, Some("tools[2].parameters")),
+        (json!([inner]), json!("auto"), Some("tools[0].tools[1].parameters")),
+        (json!([function("g", json!({"type": "nothing"}), true)]), json!("auto"), Some("tools[0].parameters")),
+        (lax.clone(), json!("required"), Some("tools[0].parameters")),
+        (lax, json!("auto"), None),
+        (listed.clone(), allowed, None),
+        (listed, json!("none"), None),
+        (json!([function("f", good.clone(), true)]), json!("auto"), None),
+    ] {
+        let reply = server.ask(&json!({"input": "hi", "tools": tools, "tool_choice": choice})).await;
+        match param {
+            Some(param) => assert_eq!(reply.error(), (400, "invalid_value".to_owned(), Some(param.to_owned())), "{choice}"),
+            None => assert_eq!(reply.json()["status"], "completed", "{choice}"),
+        }
+    }
+    // Each can be used, if not all of them at once: it is the prompt that is too long.
+    let large = |name: &str| function(name, json!({"type": "object", "properties": {"a": {"const": "x".repeat(30_000)}}}), true);
+    let reply = server.ask(&json!({"input": "hi", "tools": [large("a"), large("b"), large("c")]})).await;
+    assert_eq!(reply.error(), (400, "context_length_exceeded".to_owned(), Some("input".to_owned())));
+}
+
+#[tokio::test]
 async fn an_engine_without_grammars_refuses_them_and_answers_the_rest() {
     let server = Server::start(emberd::engine::mock::Mock::default()).await;
     let ask = |format: Value| json!({"input": "hi", "max_output_tokens": 3, "text": {"format": format}});

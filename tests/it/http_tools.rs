@@ -133,6 +133,24 @@ async fn calls_are_text_where_tools_are_ruled_out() {
 }
 
 #[tokio::test]
+async fn a_call_of_a_tool_that_is_not_allowed_is_text() {
+    let (barred, allowed) = (call("ns__do", "{}"), call("weather", "{}"));
+    let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]});
+    for stream in [false, true] {
+        let server = Server::start(script(&[&format!("{allowed}{barred}"), &barred])).await;
+        let ask = async || {
+            let reply = server.ask(&json!({"input": "hi", "tools": tools(), "tool_choice": choice, "stream": stream})).await;
+            if stream { reply.events().last().unwrap()["response"].clone() } else { reply.json() }
+        };
+        let both = bare(&ask().await);
+        assert_eq!(both[0], json!({"type": "function_call", "status": "completed", "name": "weather", "arguments": "{}"}));
+        assert_eq!((both.len(), &both[1]["type"], &both[1]["content"][0]["text"]), (2, &json!("message"), &json!(barred)));
+        let alone = bare(&ask().await);
+        assert_eq!((alone.len(), &alone[0]["content"][0]["text"]), (1, &json!(barred)));
+    }
+}
+
+#[tokio::test]
 async fn thoughts_go_out_as_text_where_that_is_set() {
     let options = Options { reasoning_events: ReasoningEvents::Text, ..Options::default() };
     let server = Server::with(script(&["<think>Hm.</think>Four."]), options, 8).await;
@@ -186,6 +204,27 @@ async fn truncation_keeps_calls_and_what_came_of_them_together() {
     let response = server.ask(&body("auto")).await.json();
     assert_eq!(response["status"], "completed");
     assert!(response["usage"]["input_tokens"].as_u64().unwrap() < 1024);
+}
+
+#[tokio::test]
+async fn truncation_helps_where_one_question_led_to_many_calls() {
+    let server = Server::start(Mock { context_length: 1024, stop_after: 2, ..Mock::default() }).await;
+    let round = |number: usize| {
+        let id = number.to_string();
+        [
+            json!({"type": "function_call", "call_id": id, "name": "weather", "arguments": "{}"}),
+            json!({"type": "function_call_output", "call_id": id, "output": "x".repeat(60)}),
+        ]
+    };
+    let asked = json!({"role": "user", "content": "Weather everywhere?"});
+    let input: Vec<Value> = std::iter::once(asked).chain((0..20).flat_map(round)).collect();
+    let body = |truncation: &str| json!({"instructions": "be brief", "input": input, "tools": tools(), "truncation": truncation});
+    assert_eq!(server.ask(&body("disabled")).await.error().1, "context_length_exceeded");
+    let response = server.ask(&body("auto")).await.json();
+    assert_eq!(response["status"], "completed", "{response}");
+    // No more is left out than has to be.
+    let tokens = response["usage"]["input_tokens"].as_u64().unwrap();
+    assert!((700..1024).contains(&tokens), "{tokens}");
 }
 
 #[tokio::test]

@@ -38,7 +38,11 @@ fn tools_are_shown_under_names_that_are_given_back() {
     body["tool_choice"] =
         json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "namespace": "ns", "name": "do"}]});
     let request = read(&body).unwrap();
-    assert_eq!(request.tools.signatures().keys().collect::<Vec<_>>(), ["ns__do"]);
+    let shown: Vec<Value> = request.tools.definitions().iter().map(|tool| tool["function"]["name"].clone()).collect();
+    assert_eq!(shown, ["ns__do"]);
+    let signatures = request.tools.signatures();
+    let callable: Vec<&str> = signatures.iter().filter(|(_, schema)| **schema != json!(false)).map(|(name, _)| name.as_str()).collect();
+    assert_eq!((callable, signatures.len()), (vec!["ns__do"], 3));
     assert_eq!(request.echo.tool_choice, body["tool_choice"]);
     body["tool_choice"] = json!("none");
     assert!(read(&body).unwrap().tools.is_empty());

@@ -266,6 +266,31 @@ fn thoughts_words_and_calls_are_items_of_their_own() {
 }
 
 #[test]
+fn the_text_of_a_custom_tool_that_is_cut_short_is_what_came_of_it() {
+    for (arguments, input) in [
+        ("{\"input\": \"a\\nb", "a\nb"),
+        ("{ \"input\" : \"a \\\"b\\\" c", "a \"b\" c"),
+        ("{\"input\": \"é\\", "é"),
+        ("{\"input\": \"a\\\\", "a\\"),
+        ("{\"input\": \"a\\u00", "a"),
+        ("{\"input\": \"a\\ud83d\\ude0", "a"),
+        ("{\"input\": \"a\\ud83d\\ude00", "a😀"),
+        ("{\"input\": \"abc\"", "abc"),
+        ("{\"input\": \"", ""),
+        ("{\"input\": ", ""),
+        ("{\"inp", ""),
+        ("{", ""),
+        ("", ""),
+    ] {
+        let act = Act::Calls("draw", vec![arguments.to_owned()], Some(false));
+        let (events, response) = run(&[act], false, ReasoningEvents::Summary, End::Ending(Ending::Length));
+        lawful(&events, End::Ending(Ending::Length));
+        let item = &response["output"][0];
+        assert_eq!((&item["input"], &item["status"]), (&json!(input), &json!("incomplete")), "{arguments}");
+    }
+}
+
+#[test]
 fn a_failure_is_told_in_words_that_clients_know() {
     let own = "what happened (hint: what to do)";
     let engine = "the engine failed while it worked on the request (hint: try again; the server's log says why)";

@@ -46,7 +46,7 @@ impl Gemma {
             At::Name => match after.find('{') {
                 Some(end) if end <= LONGEST => {
                     let name = after.get(..end).unwrap_or_default().trim();
-                    if !is_name(name) {
+                    if !is_name(name) || !emit.allows(name) {
                         return Step::Broken;
                     }
                     name.clone_into(&mut self.name);

@@ -1,12 +1,14 @@
 //! Calls as JSON objects with a name and arguments: one, several after each other, or in a list. Hermes, Qwen, Llama 3, Nemotron, Granite, Command R.
 
 use super::scan::{Scan, Verdict, value_end};
-use super::{Arguments, Emit, Step, blank, closing};
+use super::{Arguments, Emit, Step, blank, closing, may_become};
 
 /// The keys under which the name of the tool stands.
 const NAMES: [&str; 3] = ["name", "tool_name", "function"];
 /// The keys under which its arguments stand.
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
+/// More braces and blanks than this, in bytes, are no slip of the model.
+const BRACES: usize = 64;
 
 #[derive(Debug)]
 enum At {
@@ -118,7 +120,7 @@ impl Calls {
         let (is_name, are_arguments) = (NAMES.contains(&key), ARGUMENTS.contains(&key));
         if is_name && self.name.is_none() && first == b'"' {
             return self.string(rest, emit, |this, name, emit| {
-                let fits = !name.is_empty() && (!this.known || emit.tools.contains_key(&name));
+                let fits = !name.is_empty() && emit.allows(&name) && (!this.known || emit.tools.contains_key(&name));
                 this.name = Some(name);
                 this.at = At::Comma;
                 fits
@@ -198,7 +200,24 @@ impl Calls {
                 self.at = At::Object;
                 Step::Took(start)
             }
+            Some(b'}') => self.braces(rest, emit),
             Some(_) => closing(rest, self.close, emit),
         }
+    }
+
+    /// Braces too many after an object: passed over before what ends the region or the answer, and text before anything else.
+    fn braces(&self, rest: &str, emit: &Emit<'_>) -> Step {
+        let past = rest.trim_start_matches(|ch: char| ch == '}' || ch.is_whitespace());
+        let read = rest.len() - past.len();
+        if read > BRACES {
+            return Step::Done(0);
+        }
+        if self.list && past.starts_with([']', ',', ';', '{']) {
+            return Step::Took(read);
+        }
+        if !self.close.is_empty() && past.starts_with(self.close) {
+            return Step::Done(read + self.close.len());
+        }
+        if past.is_empty() || may_become(past, self.close) { emit.cut(rest) } else { Step::Done(0) }
     }
 }

@@ -20,7 +20,8 @@ use serde_json::Value;
 use super::parsed::{Kind, Parsed};
 pub use table::{Family, Start};
 
-/// The tools that may be called: each name with the JSON Schema of its arguments.
+/// The tools that may be called: each name with the JSON Schema of its arguments. Under the schema `false` stands a tool that may not be called: a
+/// call of it is text.
 pub type Signatures = BTreeMap<String, Value>;
 
 /// What a body makes of the text that it has not read yet.
@@ -49,6 +50,11 @@ pub(super) struct Emit<'a> {
 }
 
 impl Emit<'_> {
+    /// Whether the tool may be called. One that nobody knows may: whoever asked is told what the model wants.
+    pub(super) fn allows(&self, name: &str) -> bool {
+        self.tools.get(name) != Some(&Value::Bool(false))
+    }
+
     pub(super) fn begin(&mut self, name: &str) {
         *self.open = true;
         self.out.say(Kind::Call, name);
@@ -67,6 +73,11 @@ impl Emit<'_> {
     /// What a body says that finds the text at an end: more may come, or it may not.
     fn more(&self) -> Step {
         if self.last { Step::Broken } else { Step::More }
+    }
+
+    /// What a body says, all of whose calls are whole, when only the beginning of its last mark has come.
+    fn cut(&self, rest: &str) -> Step {
+        if self.last { Step::Done(rest.len()) } else { Step::More }
     }
 }
 
@@ -198,7 +209,7 @@ pub(super) fn overlap(text: &str, mark: &str) -> usize {
     (1..=longest).rev().find(|length| mark.is_char_boundary(*length) && text.ends_with(&mark[..*length])).unwrap_or(0)
 }
 
-/// What of a region's end has come: `close` behind blanks, which may be missing.
+/// What of a region's end has come: `close` behind blanks, which may be missing. Where the answer is cut within it, what came of it belongs to it.
 fn closing(rest: &str, close: &str, emit: &Emit<'_>) -> Step {
     let start = blank(rest);
     let after = rest.get(start..).unwrap_or_default();
@@ -208,5 +219,5 @@ fn closing(rest: &str, close: &str, emit: &Emit<'_>) -> Step {
     if after.starts_with(close) {
         return Step::Done(start + close.len());
     }
-    if !emit.last && may_become(after, close) { Step::More } else { Step::Done(0) }
+    if may_become(after, close) { emit.cut(rest) } else { Step::Done(0) }
 }

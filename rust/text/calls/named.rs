@@ -59,13 +59,13 @@ impl Named {
             At::Line => match rest.split_once(['\n', '{']) {
                 Some((name, _)) if name.len() > LONGEST => Step::Broken,
                 None if rest.len() > LONGEST => Step::Broken,
-                Some((name, _)) if is_name(name.trim()) => {
+                Some((name, _)) if is_name(name.trim()) && emit.allows(name.trim()) => {
                     name.trim().clone_into(&mut self.name);
                     self.at = At::Object;
                     Step::Took(name.len())
                 }
                 // The mark was that after the name, and the name is `function` itself.
-                Some((name, _)) if name.trim().is_empty() => {
+                Some((name, _)) if name.trim().is_empty() && emit.allows(&self.name) => {
                     self.at = At::Object;
                     Step::Took(0)
                 }
@@ -90,8 +90,8 @@ impl Named {
                     self.fenced = false;
                     return Step::Took(start + FENCE.len());
                 }
-                if self.fenced && may_become(after, FENCE) && !emit.last {
-                    return Step::More;
+                if self.fenced && may_become(after, FENCE) {
+                    return emit.cut(rest);
                 }
                 closing(rest, self.form.close, emit)
             }
@@ -128,11 +128,12 @@ impl Named {
             Some((name, number)) if self.form.numbered && number.bytes().all(|byte| byte.is_ascii_digit()) => name,
             _ => name,
         };
-        if !is_name(name) {
+        let kind = mark != "{" && self.form.kind == Some(name);
+        if !is_name(name) || !(kind || emit.allows(name)) {
             return Step::Broken;
         }
         name.clone_into(&mut self.name);
-        self.at = if mark != "{" && self.form.kind == Some(name) { At::Line } else { At::Object };
+        self.at = if kind { At::Line } else { At::Object };
         Step::Took(if mark == "{" { end } else { end + mark.len() })
     }
 

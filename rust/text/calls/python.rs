@@ -91,7 +91,7 @@ impl Python {
                     Step::Took(start + 1)
                 }
                 _ if after.starts_with(self.close) => Step::Done(start + self.close.len()),
-                _ if may_become(after, self.close) && !emit.last => Step::More,
+                _ if may_become(after, self.close) => emit.cut(rest),
                 // The next line is the next call.
                 first if first.is_ascii_alphabetic() && !self.list => {
                     self.at = At::Name;
@@ -119,6 +119,9 @@ impl Python {
             self.wrapped += 1;
         } else {
             let name = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+            if !emit.allows(name) {
+                return Step::Broken;
+            }
             name.clone_into(&mut self.name);
             self.count = 0;
             self.at = At::Argument;

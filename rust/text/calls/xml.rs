@@ -162,13 +162,18 @@ impl Xml {
                 self.at = At::After;
                 Step::Took(start + self.form.close.len())
             }
-            At::Ended if emit.last || !may_become(after, self.form.close) => {
+            At::Ended if may_become(after, self.form.close) => {
+                if emit.last {
+                    emit.end(true);
+                }
+                emit.cut(rest)
+            }
+            At::Ended => {
                 emit.end(true);
                 Step::Done(0)
             }
-            At::Ended => Step::More,
             At::After => {
-                let (form, last) = (self.form, emit.last);
+                let form = self.form;
                 if !form.open.is_empty() && after.starts_with(form.open) {
                     return self.opened(start + form.open.len());
                 }
@@ -176,7 +181,7 @@ impl Xml {
                     return Step::Done(start + form.region.len());
                 }
                 let waits = may_become(after, form.open) || may_become(after, form.region);
-                if waits && !last { Step::More } else { Step::Done(0) }
+                if waits { emit.cut(rest) } else { Step::Done(0) }
             }
         }
     }
@@ -189,7 +194,7 @@ impl Xml {
             return if after.len() > LONGEST + MARK || after.contains('{') { Step::Broken } else { emit.more() };
         };
         let name = after.get(..end).unwrap_or_default().trim();
-        if !is_name(name) || end > LONGEST {
+        if !is_name(name) || !emit.allows(name) || end > LONGEST {
             return Step::Broken;
         }
         name.clone_into(&mut self.name);
