@@ -16,6 +16,12 @@ use super::patience::within;
 /// How long one look at a place may take; usual ones take some hundredths of a millisecond.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// How many certain ids are followed to see whether a rule works.
+const FOLLOWED: usize = 512;
+
+/// What to do where a constraint gets stuck in the middle of an answer. An engine's failure with this hint is told to its client as one of its own.
+pub const SIMPLIFY: &str = "simplify the schema or grammar";
+
 /// Why an answer cannot go on under its constraint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConstraintError {
@@ -48,8 +54,13 @@ impl Rule {
         timed(&mut start, most, |start| {
             let certain = start.compute_ff_tokens();
             start.compute_mask_or_eos()?;
-            // That what is certain has no end shows with the first of it.
-            certain.first().map_or(Ok(()), |first| start.clone().consume_token(*first))
+            // That what is certain has no end shows with the first of it; what comes after it may be what is too much.
+            let mut after = start.clone();
+            certain.iter().take(FOLLOWED).try_for_each(|token| after.consume_token(*token))?;
+            if certain.is_empty() || certain.len() > FOLLOWED || after.is_stopped() {
+                return Ok(());
+            }
+            after.compute_mask_or_eos().map(drop)
         })
         .map_err(|error| ConstraintError::Stuck(error.to_string()))?;
         Ok(Self { start: Mutex::new(start), eos: eos.into(), vocab_size, spent: AtomicBool::new(false) })

@@ -39,7 +39,10 @@ impl Constraint {
 
 #[allow(clippy::needless_pass_by_value)] // The shape that map_err asks for.
 fn stuck(error: engine::ConstraintError) -> PyErr {
-    PyValueError::new_err(error.to_string())
+    PyValueError::new_err(match error {
+        engine::ConstraintError::Stuck(_) => format!("{error}; hint: {}", engine::constraint::SIMPLIFY),
+        engine::ConstraintError::Refused(_) => error.to_string(),
+    })
 }
 
 #[pymethods]

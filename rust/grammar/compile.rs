@@ -5,15 +5,13 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{Matcher, ParserFactory};
-use tokio::sync::{Semaphore, oneshot};
-use tokio::time::timeout;
 
+use super::place::{Places, fault, no_thread, worker};
 use super::vocabulary::Vocabulary;
 use super::{Grammar, bound, refused, schema, tagged};
 use crate::engine::constraint::Rule;
@@ -23,17 +21,17 @@ use crate::prompt::Tokenizer;
 
 /// How many grammars are kept; most take less than a megabyte.
 const KEPT: usize = 32;
-/// How long a request waits for its grammar. The usual ones take some milliseconds.
+/// How long a request waits for its turn, and then for its grammar. The usual ones take some milliseconds.
 const WAIT: Duration = Duration::from_secs(10);
+/// How long a grammar is compiled before the next one begins beside it.
+const ALONE: Duration = Duration::from_secs(2);
 /// How long the first look into a grammar may take, of that.
 const FIRST: Duration = Duration::from_secs(2);
-/// Room for rules that lead from one to the next as often as the longest text allows; what is not used of it costs nothing.
-const STACK: usize = 512 * 1024 * 1024;
 /// The longest reason in a message, in characters.
 const REASON: usize = 300;
 
-/// Grammars are compiled one at a time in a process, so that hostile ones take one core.
-static PLACE: Semaphore = Semaphore::const_new(1);
+/// Grammars are compiled one at a time in a process, so that hostile ones take few cores.
+static PLACES: Places = Places::new();
 
 /// What a grammar may come to. Fuel and items are work: of a mask, some milliseconds at most.
 fn limits() -> ParserLimits {
@@ -92,6 +90,7 @@ impl Prepared {
             }
             Grammar::Lark(text) => {
                 long(text)?;
+                bound::check_lark(text)?;
                 TopLevelGrammar::from_lark(text.to_string())
             }
             Grammar::Tagged(tags) => {
@@ -159,18 +158,6 @@ pub fn compile(tokenizer: Arc<Tokenizer>, vocab_size: u32, eos: &[u32], grammar:
     Ok(Arc::new(rule).constraint())
 }
 
-fn worker() -> thread::Builder {
-    thread::Builder::new().name("grammar".into()).stack_size(STACK)
-}
-
-fn no_thread(error: &std::io::Error) -> Error {
-    Error::new(Code::ServerError, "no thread to compile a grammar on").detail(error.to_string())
-}
-
-fn fault() -> Error {
-    Error::new(Code::ServerError, "a fault while a grammar was compiled")
-}
-
 /// The grammars of one model: those that were asked for last, ready for the next request. What it keeps goes with it.
 pub struct Compiler {
     tokenizer: Arc<Tokenizer>,
@@ -191,7 +178,7 @@ impl Compiler {
     ///
     /// # Errors
     /// `unsupported_parameter` where the engine or the tokenizer cannot do it; `invalid_value` with the reason for a grammar that is wrong, that the library does not know,
-    /// or that would cost too much.
+    /// or that would cost too much; `queue_full` while grammars of others that do not come to an end take all the room there is.
     pub async fn constraint(self: &Arc<Self>, grammar: Grammar) -> Result<Constraint> {
         if !self.capabilities.constraints {
             return Err(Error::new(Code::UnsupportedParameter, "this engine cannot hold an answer to a grammar").hint("use plain text"));
@@ -199,28 +186,17 @@ impl Compiler {
         if let Some(rule) = self.found(&grammar) {
             return Ok(rule.constraint());
         }
-        let late = |_| {
-            let what = format!("the {} is not compiled after {} s", grammar.kind(), WAIT.as_secs());
-            refused(what).hint("simplify it, or try again when others are done")
-        };
-        timeout(WAIT, self.compiled(grammar.clone())).await.map_err(late)?.map(|rule| rule.constraint())
+        self.compiled(grammar).await.map(|rule| rule.constraint())
     }
 
     async fn compiled(self: &Arc<Self>, grammar: Grammar) -> Result<Arc<Rule>> {
-        let place = PLACE.acquire().await.map_err(|_| fault())?;
+        let place = PLACES.take(WAIT).await?;
         // Somebody else may have waited for the same one.
         if let Some(rule) = self.found(&grammar) {
             return Ok(rule);
         }
-        let (done, outcome) = oneshot::channel();
         let compiler = Arc::clone(self);
-        let work = move || {
-            // Held until it is done, whether anybody waits or not.
-            let _place = place;
-            _ = done.send(compiler.compile(grammar));
-        };
-        worker().spawn(work).map_err(|error| no_thread(&error))?;
-        outcome.await.map_err(|_| fault())?
+        place.work(ALONE, WAIT, move || compiler.compile(grammar)).await
     }
 
     fn compile(&self, grammar: Grammar) -> Result<Arc<Rule>> {

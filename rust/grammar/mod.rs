@@ -5,6 +5,8 @@
 
 pub mod bound;
 pub mod compile;
+mod place;
+mod relax;
 pub mod tagged;
 mod vocabulary;
 
@@ -84,7 +86,7 @@ fn schema(text: &str) -> Result<Value> {
     match value {
         Value::Object(map) => {
             bound::check(&map)?;
-            Ok(written(map))
+            Ok(written(relax::relaxed(map)?))
         }
         Value::Bool(true) => Ok(written(Map::new())),
         Value::Bool(false) => Err(refused("the schema is false, which no JSON satisfies".to_owned()).hint("send a JSON schema, an object")),

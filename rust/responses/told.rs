@@ -3,6 +3,7 @@
 //!
 //! Which form the sentence takes on the wire (an envelope, an event, a line of the health) is decided where it is written.
 
+use crate::engine::constraint::SIMPLIFY;
 use crate::error::{Code, Error};
 
 /// How the hint of an engine begins that lacks a package. It holds names of packages alone, and is what the client's user needs to know.
@@ -29,6 +30,10 @@ fn hidden(error: &Error) -> Option<&'static str> {
     let sentence = match error.code {
         Code::ModelLoadFailed => "the model could not be loaded (hint: the server's log says why)",
         Code::DownloadFailed => "the model could not be fetched (hint: the server's log says why)",
+        // The client's own grammar, which the engine could not follow to its end: the same again would end the same.
+        Code::EngineFailed if error.hint.as_deref() == Some(SIMPLIFY) => {
+            "the answer's form took more work than this server does, so it was given up (hint: simplify the schema or grammar)"
+        }
         Code::EngineFailed => "the engine failed while it worked on the request (hint: try again; the server's log says why)",
         Code::ServerError => "a fault of the server (hint: the server's log says more)",
         // Of the others, the server says itself what happened: to the request, or that it is busy.
@@ -50,6 +55,12 @@ mod tests {
             assert_eq!(text.contains("/home/me"), own, "{code:?}: {text}");
             assert!(text.contains("(hint: "), "{code:?}: {text}");
         }
+    }
+
+    #[test]
+    fn a_grammar_that_got_stuck_is_to_be_simplified_and_not_tried_again() {
+        let text = told(&Error::new(Code::EngineFailed, "the grammar cannot go on: /home/me").hint(SIMPLIFY));
+        assert!(text.contains(SIMPLIFY) && !text.contains("try again") && !text.contains("/home/me"), "{text}");
     }
 
     #[test]

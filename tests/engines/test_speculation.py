@@ -153,7 +153,11 @@ def test_answers_are_those_of_plain_runs_whatever_joins_and_leaves(
     for id in range(1, 17):
         sampling = rng.choice(SAMPLINGS[:5])
         order = Admit(
-            id, prompt(seed * 100 + id, rng.randint(1, 70)), rng.randint(1, 60), sampling, rng.choice([None, 0, 3])
+            id,
+            prompt(seed * 100 + id, rng.randint(1, 70)),
+            rng.randint(1, 60),
+            sampling,
+            speculation=rng.choice([None, 0, 3]),
         )
         orders[id] = order
         oracle[tuple(order.prompt)] = answered(folder, order)
@@ -178,7 +182,7 @@ def test_answers_are_those_of_plain_runs_whatever_joins_and_leaves(
 def test_a_limit_is_kept_and_none_is_one_token_a_push(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
     sizes = {}
     for limit in (0, 1, 5, 64, None):
-        order = Admit(1, prompt(6, 20), 80, None, limit)
+        order = Admit(1, prompt(6, 20), 80, speculation=limit)
         oracle[tuple(order.prompt)] = answered(folder, order)
         port = serve(folder, FakePort().at(0, order), Prices())
         sizes[limit] = {len(step[1]) for steps in port.pushes for step in steps}
@@ -260,11 +264,11 @@ def first_together(port: FakePort) -> int:
 
 def test_others_wait_for_one_check_at_most(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
     for id in range(1, 5):
-        order = Admit(id, prompt(id, 10), 60, None, None if id == 1 else 0)
+        order = Admit(id, prompt(id, 10), 60, speculation=None if id == 1 else 0)
         oracle[tuple(order.prompt)] = answered(folder, order)
     port = FakePort()
     for id in range(1, 5):
-        port.at(0, Admit(id, prompt(id, 10), 60, None, None if id == 1 else 0))
+        port.at(0, Admit(id, prompt(id, 10), 60, speculation=None if id == 1 else 0))
     serve(folder, port, Prices())
     together = [len(steps) for steps in port.pushes[first_together(port) :]]
     assert together.count(1) >= 4

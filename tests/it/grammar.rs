@@ -356,6 +356,132 @@ fn a_hostile_grammar_takes_neither_time_nor_memory() {
     }
 }
 
+/// Alternatives, sizes and expressions add up through references, properties and the schemas in a Lark grammar.
+#[test]
+fn what_merging_would_cost_is_seen_before_it_is_done() {
+    let model = Model::bytes();
+    let schema = |value: &Value| Grammar::JsonSchema(value.to_string().into());
+    let lark = |value: &Value| Grammar::Lark(format!("start: \"%json\" a // %json\na: %json  {value}\n").into());
+    let pattern = |at: usize| json!({"type": "string", "pattern": format!("a.{{{}}}b", at + 10)});
+    let patterns = |count| (0..count).map(pattern).collect::<Vec<_>>();
+    let named: Vec<Value> = (0..5).map(|at| json!({"properties": {"x": {"items": pattern(at)}}})).collect();
+    let others: Vec<Value> = (0..5).map(|at| json!({"additionalProperties": pattern(at)})).collect();
+    let refs = |count: usize| {
+        let mut defs: serde_json::Map<String, Value> =
+            (0..count).map(|at| (format!("d{at}"), json!({"allOf": vec![json!({"$ref": format!("#/$defs/d{}", at + 1)}); 2]}))).collect();
+        defs.insert(format!("d{count}"), json!({"type": "string"}));
+        json!({"$ref": "#/$defs/d0", "$defs": defs})
+    };
+    let again =
+        json!({"$defs": {"p": pattern(1), "all": {"allOf": vec![json!({"$ref": "#/$defs/p"}); 5]}}, "items": {"$ref": "#/%24defs/all"}});
+    let bombs = [
+        json!({"allOf": patterns(40)}),
+        json!({"allOf": named}),
+        json!({"allOf": others}),
+        json!({"properties": {"enum": {"allOf": patterns(5)}}}),
+        json!({"anyOf": [{"type": "null"}, {"allOf": patterns(4), "format": "uuid"}]}),
+        again,
+        refs(60),
+        refs(900),
+    ];
+    for bomb in &bombs {
+        for grammar in [schema(bomb), lark(bomb)] {
+            let message = model.refused(&grammar);
+            assert!(message.contains("too complex"), "{message}");
+        }
+    }
+    let names: Vec<Value> = (0..1000).map(|at| json!({"patternProperties": {format!("^{at}x$"): {}}})).collect();
+    assert!(model.refused(&schema(&json!({"items": {"allOf": names}}))).contains("patternProperties"));
+    let all = |count: usize| (0..count).map(|at| format!("/.*a.{{{at}}}b.*/")).collect::<Vec<_>>().join(" & ");
+    assert!(model.refused(&Grammar::Lark(format!("start: A\nA: {}", all(40)).into())).contains("intersections"));
+    let text = r##"start: A "&&&\"&&&" /&&\/&&&&/ // &&&&&&&&&&
+A: /[a-z]+/ & /.*b.*/ # &&&&&&&&&&"##;
+    assert!(model.takes(&model.compile(&Grammar::Lark(text.into())).unwrap(), r#"ab&&&"&&&&&/&&&&"#));
+    // Each of these strings has one pattern to match, or few.
+    let fields: serde_json::Map<String, Value> = (0..40).map(|at| (format!("p{at}"), pattern(1))).collect();
+    let mixed: Vec<Value> = (0..8).map(|at| json!({"properties": {format!("p{at}"): {"type": "string", "format": "uuid"}}})).collect();
+    let tree = json!({"$ref": "#/$defs/t", "$defs": {"t": {"properties": {"name": {"type": "string", "pattern": "^[a-z]+$"}, "sub": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "additionalProperties": false}}});
+    for good in [
+        json!({"type": "object", "properties": fields}),
+        json!({"allOf": mixed}),
+        json!({"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}]}),
+        json!({"$id": "https://example.com/x", "$ref": "https://example.com/x#/$defs/a", "$defs": {"a": {"type": "string"}}}),
+        json!({"const": {"$ref": "no reference", "$id": "no name"}}),
+        refs(4),
+        tree,
+    ] {
+        assert!(model.compile(&schema(&good)).is_ok(), "{good}: {:?}", model.compile(&schema(&good)));
+    }
+    // A reference that is read otherwise by the library would hide what it costs.
+    for hidden in [
+        json!({"$ref": "#x", "$defs": {"x": {"$anchor": "x", "allOf": patterns(5)}}}),
+        json!({"$defs": {"x": {"$id": "https://example.com/x", "type": "object"}}, "$ref": "#/$defs/x"}),
+    ] {
+        let message = model.refused(&schema(&hidden));
+        assert!(message.contains("$ref") || message.contains("$id"), "{message}");
+    }
+}
+
+/// The library finds out when it comes there; a client is told before its request waits.
+#[test]
+fn a_schema_that_is_too_much_after_what_is_certain_is_refused() {
+    let model = Model::bytes();
+    let many: serde_json::Map<String, Value> = (0..600).map(|at| (format!("property{at}"), json!({"type": "string"}))).collect();
+    let message = model.refused(&Grammar::JsonSchema(json!({"type": "object", "properties": many}).to_string().into()));
+    assert!(message.contains("max is 2000"), "{message}");
+    // What is certain for longer than is looked at is no reason.
+    let long = "ab".repeat(5_000);
+    assert!(model.compile(&Grammar::JsonSchema(json!({"const": long}).to_string().into())).is_ok());
+}
+
+#[test]
+fn what_says_nothing_or_little_is_no_reason_to_refuse_a_schema() {
+    let model = Model::bytes();
+    let whole = json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
+    let big = json!({"type": "integer", "minimum": 0, "exclusiveMaximum": 1e19});
+    let real = json!({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308});
+    let far = "\"2026-13-45\"";
+    let cases: [(Value, &[&str], &[&str]); 8] = [
+        (
+            json!({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}),
+            &["{\"a\": 1}"],
+            &["{\"a\": null}"],
+        ),
+        (json!({"type": "string", "format": "binary"}), &["\"x\""], &["1"]),
+        (
+            json!({"properties": {"format": {"type": "string", "format": "int-64"}}, "required": ["format"], "additionalProperties": false}),
+            &["{\"format\": \"x\"}"],
+            &["{}"],
+        ),
+        (json!({"type": "string", "format": "date"}), &["\"2026-11-30\""], &[far]),
+        (whole, &["0", "-7", "999999999999999872"], &["1.5", "99999999999999999999"]),
+        (big, &["0", "123456789012345678"], &["-1"]),
+        (real, &["0", "-1.5", "123456.75"], &["x"]),
+        (
+            json!({"const": {"format": "wibble", "maximum": i64::MAX, "propertyNames": true}}),
+            &["{\"format\": \"wibble\", \"maximum\": 9223372036854775807, \"propertyNames\": true}"],
+            &["{}"],
+        ),
+    ];
+    for (schema, good, bad) in cases {
+        let constraint = model.schema(&schema);
+        for text in good {
+            assert!(model.takes(&constraint, text), "{schema} takes {text:?}");
+        }
+        for text in bad {
+            assert!(!model.takes(&constraint, text), "{schema} takes no {text:?}");
+        }
+    }
+    for (schema, reason) in [
+        (json!({"type": "object", "propertyNames": {"pattern": "^a"}}), "propertyNames"),
+        (json!({"type": "integer", "minimum": 4e18}), "minimum"),
+        (json!({"type": "number", "exclusiveMaximum": -1e300}), "exclusiveMaximum"),
+    ] {
+        let message = model.refused(&Grammar::JsonSchema(schema.to_string().into()));
+        assert!(message.contains(reason), "{message}");
+    }
+}
+
 #[test]
 fn one_that_reaches_a_limit_in_the_middle_says_so_and_keeps_saying_it() {
     let model = Model::bytes();
