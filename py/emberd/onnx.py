@@ -4,7 +4,8 @@ Runs in each step either some of somebody's prompt or one token for every runnin
 answers that have all just begun wait for more: for short prompts that came with theirs. How much of a prompt is read,
 and of which, is in `schedule`; how much memory requests may take in `budget`; how a pass is run in `rows`, what a
 folder holds in `session`, how a token is drawn in `sampling`, what is kept of prompts and answers for later ones in
-`snapshots`.
+`snapshots`. One answer may get several tokens in a pass of its own: certain ones (`constrain`), or guessed ones that
+are checked (`verify`).
 
 Where the memory for keys and values is used up, prompts wait; and when the running answers outgrow it, the newest of
 them makes room: its tokens are read again when there is more, and it goes on as if nothing had been. Its keys and
