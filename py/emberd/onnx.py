@@ -305,10 +305,9 @@ class OnnxEngine:
         steps: list[Step] = []
         ended: list[int] = []
         saves = SAVES
-        tokens = rows.greedy(len(running))
+        tokens, lengths = rows.greedy(len(running)), rows.lengths(len(running))
         rows.feed_greedy(len(running))
-        for row, request in enumerate(running):
-            token = tokens[row]
+        for row, (request, token, length) in enumerate(zip(running, tokens, lengths, strict=True)):
             if request.sampling is not None:
                 try:
                     token = rows.draw(row, request)
@@ -323,7 +322,7 @@ class OnnxEngine:
             if finish is not None:
                 ended.append(row)
                 self._save(request, row)
-            elif saves and rows.length(row) >= request.kept + BLOCK:
+            elif saves and length >= request.kept + BLOCK:
                 saves -= 1
                 self._save(request, row)
         self._leave(ended)
@@ -379,6 +378,9 @@ class OnnxEngine:
     def _make_room(self, ahead: int = 1) -> None:
         """Sees to it that every running answer has room for `ahead` more tokens: the newest requests make it."""
         running, budget = self._running, self._budget
+        lengths = self._rows.lengths(len(running))
+        if all(length + ahead <= each.room for length, each in zip(lengths, running, strict=True)):
+            return
         row = 0
         while row < len(running):
             request = running[row]

@@ -152,6 +152,11 @@ class Rows:
         """Tokens in the row."""
         return int(self._lengths[row])
 
+    def lengths(self, count: int) -> list[int]:
+        """Tokens in each of the rows `0..count`."""
+        lengths: list[int] = self._lengths[:count].tolist()
+        return lengths
+
     def kv(self, row: int) -> list[NDArray[np.floating]]:
         """The keys and values of a row, `[heads, capacity, width]` for each layer, to read and, while it is empty, to write."""
         return self._kv.row(row)
