@@ -46,6 +46,7 @@ class WideRows(Rows):
             for token in tokens:
                 self.extend(row, [token])
             return
+        self._widen(start + count)
         binding = self._extends[row]
         if binding is None:
             binding = self._extends[row] = self._bind(row, row + 1)

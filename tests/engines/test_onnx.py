@@ -127,6 +127,31 @@ def test_prompts_that_are_read_in_turn_change_places_without_a_change_to_their_a
         assert port.answers[id] == onnx_case.single(tokens, limit)
 
 
+def test_the_mask_follows_the_longest_text_and_changes_no_answer(
+    onnx_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {1: (prompt(1, 5), 40), 2: (prompt(2, 60), 30), 3: (prompt(3, 7) * 6, 50), 4: (prompt(4, 150), 20)}
+    alone = {id: onnx_case.single(tokens, limit) for id, (tokens, limit) in asked.items()}
+    widths: list[int] = []
+    lay_out = Rows._lay_out
+
+    def watched(rows: Rows, width: int) -> None:
+        widths.append(width)
+        lay_out(rows, width)
+
+    monkeypatch.setattr("emberd.rows.NARROWEST", 16)
+    monkeypatch.setattr(Rows, "_lay_out", watched)
+    port = FakePort()
+    for id, (tokens, limit) in asked.items():
+        port.at(4 * id, Admit(id, tokens, limit))
+    port.at(300, Admit(5, *asked[4]), Admit(6, *asked[1]))  # after all have left
+    serve(onnx_case, port, 32)
+    assert port.failures == {} and port.violations == []
+    assert {id: port.answers[id] for id in asked} == alone
+    assert (port.answers[5], port.answers[6]) == (alone[4], alone[1])
+    assert widths[0] == 32 and max(widths) == 256 and widths.count(16) == 2, "wider for the longest, narrow when idle"
+
+
 def test_a_step_is_one_chunk_or_one_token_for_all_in_turn(onnx_case: Case) -> None:
     port = FakePort().at(0, Admit(1, prompt(1, 4), 30)).at(3, Admit(2, prompt(2, 160), 2))
     serve(onnx_case, port, 16)
