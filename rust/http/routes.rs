@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use super::inbound::Inbound;
 use super::outbound::{self, Body};
 use super::server::{App, Local};
-use super::sse::Events;
-use super::{health, host, inbound, models};
+use super::sse::{Events, Named, Wire};
+use super::{completions, health, host, inbound, models};
 use crate::error::{Code, Error, Result};
 use crate::models::{Hosted, Model, beside};
 use crate::responses::{self, Arrival, Running};
@@ -40,6 +40,7 @@ struct Counted {
 enum Resource<'a> {
     Responses,
     InputTokens,
+    ChatCompletions,
     Models,
     Model(&'a str),
     Health,
@@ -50,6 +51,7 @@ impl<'a> Resource<'a> {
         match path {
             "/v1/responses" => Some(Self::Responses),
             "/v1/responses/input_tokens" => Some(Self::InputTokens),
+            "/v1/chat/completions" => Some(Self::ChatCompletions),
             "/v1/models" => Some(Self::Models),
             "/health" => Some(Self::Health),
             _ => path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()).map(Self::Model),
@@ -58,14 +60,14 @@ impl<'a> Resource<'a> {
 
     fn allows(&self, method: &Method) -> bool {
         match self {
-            Self::Responses | Self::InputTokens => method == Method::POST,
+            Self::Responses | Self::InputTokens | Self::ChatCompletions => method == Method::POST,
             _ => method == Method::GET || method == Method::HEAD,
         }
     }
 
     fn allowed(&self) -> &'static str {
         match self {
-            Self::Responses | Self::InputTokens => "POST",
+            Self::Responses | Self::InputTokens | Self::ChatCompletions => "POST",
             _ => "GET, HEAD",
         }
     }
@@ -91,10 +93,10 @@ pub(crate) async fn answer(app: &App, local: Local, request: Request<Incoming>) 
 
 /// When the head of a request was read.
 #[derive(Clone, Copy)]
-struct Arrived {
+pub(super) struct Arrived {
     at: Instant,
     /// In seconds since 1970.
-    time: u64,
+    pub(super) time: u64,
 }
 
 async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, arrived: Arrived) -> Result<Response<Body>> {
@@ -118,9 +120,13 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
         }
         Resource::InputTokens => {
             inbound::json(&parts.headers)?;
-            let (model, request, _) = asked(app, body, arrived).await?;
+            let (model, request, (), _) = asked(app, body, arrived, plain).await?;
             let counted = Counted { object: "response.input_tokens", input_tokens: responses::count(model, request).await? };
             Ok(outbound::json(StatusCode::OK, &counted))
+        }
+        Resource::ChatCompletions => {
+            inbound::json(&parts.headers)?;
+            completions::create(app, body, arrived).await
         }
         Resource::Models => Ok(outbound::json(StatusCode::OK, &models::list(&app.models))),
         Resource::Model(id) => {
@@ -145,17 +151,11 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
 /// Creates a response: everything about the request is checked before a model is loaded or a place in its queue taken, and everything that can
 /// be refused is refused before the first byte of a stream.
 async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Response<Body>> {
-    let (model, request, arrival) = asked(app, body, arrived).await?;
+    let (model, request, (), arrival) = asked(app, body, arrived, plain).await?;
     let stream = request.stream;
     let mut running = Running::start(model, request, arrival, arrived.time, app.options.reasoning_events).await?;
     if stream {
-        let events = Events::new(running, app.options.keep_alive, app.cut());
-        let body = Body::Events(Box::new(events));
-        let mut response = outbound::with(StatusCode::OK, HeaderValue::from_static("text/event-stream"), body);
-        let headers = response.headers_mut();
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
-        return Ok(response);
+        return Ok(streamed(app, running, Box::new(Named)));
     }
     tokio::select! {
         whole = running.whole() => Ok(outbound::json(StatusCode::OK, whole?)),
@@ -163,14 +163,30 @@ async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Respo
     }
 }
 
-/// Reads a request and finds its model, loaded.
-async fn asked(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<(Arc<Model>, responses::Request, Arrival)> {
+/// An answer as a stream of events in this form.
+pub(super) fn streamed(app: &App, running: Running, wire: Box<dyn Wire>) -> Response<Body> {
+    let body = Body::Events(Box::new(Events::new(running, wire, app.options.keep_alive, app.cut())));
+    let mut response = outbound::with(StatusCode::OK, HeaderValue::from_static("text/event-stream"), body);
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    response
+}
+
+/// Reads a request of the Responses API.
+fn plain(body: &[u8]) -> Result<(responses::Request, ())> {
+    Ok((responses::Request::from_json(body)?, ()))
+}
+
+/// Reads a request, in the form that `read` knows, and finds its model, loaded. What `read` gives besides is given back.
+pub(super) async fn asked<T: Send + 'static>(
+    app: &App,
+    body: &mut Inbound,
+    arrived: Arrived,
+    read: fn(&[u8]) -> Result<(responses::Request, T)>,
+) -> Result<(Arc<Model>, responses::Request, T, Arrival)> {
     let body = body.read().await?;
-    let request = if body.len() <= INLINE {
-        responses::Request::from_json(&body)?
-    } else {
-        beside(move || responses::Request::from_json(&body)).await?
-    };
+    let (request, besides) = if body.len() <= INLINE { read(&body)? } else { beside(move || read(&body)).await? };
     let resolving = Instant::now();
     let hosted = app.models.find(request.model.as_deref())?;
     let resolve = resolving.elapsed();
@@ -179,7 +195,7 @@ async fn asked(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<(Arc<M
         Some(model) => model,
         None => load(app, &hosted, &mut arrival).await?,
     };
-    Ok((model, request, arrival))
+    Ok((model, request, besides, arrival))
 }
 
 /// Waits for the model, which goes on loading whether anybody waits or not.
@@ -198,6 +214,6 @@ async fn load(app: &App, hosted: &Arc<Hosted>, arrival: &mut Arrival) -> Result<
     })?
 }
 
-fn going_away() -> Error {
+pub(super) fn going_away() -> Error {
     Error::new(Code::ShuttingDown, "the server is going away").hint("try again")
 }

@@ -198,6 +198,12 @@ impl Running {
         Ok(Self { stage, pieces: Pieces::default(), stream, arrival })
     }
 
+    /// The response as it is now.
+    #[must_use]
+    pub fn response(&self) -> &Response {
+        self.stream.response()
+    }
+
     /// The first events, which wait for nothing.
     pub fn begin(&mut self, sink: &mut impl Sink) {
         self.stream.begin(sink);

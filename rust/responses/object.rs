@@ -36,6 +36,9 @@ pub struct Failure {
     pub code: &'static str,
     /// What happened.
     pub message: String,
+    /// The error itself, for forms of an answer that have more words.
+    #[serde(skip)]
+    pub cause: Error,
 }
 
 impl From<&Error> for Failure {
@@ -45,7 +48,7 @@ impl From<&Error> for Failure {
             code if code.row().status < 500 => "invalid_prompt",
             _ => "server_error",
         };
-        Self { code, message: told(error) }
+        Self { code, message: told(error), cause: error.clone() }
     }
 }
 

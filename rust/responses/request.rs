@@ -24,6 +24,8 @@ const METADATA: (usize, usize, usize) = (16, 64, 512);
 const RETENTION: std::ops::RangeInclusive<i64> = 60..=7_776_000;
 /// The longest `cache_salt`, in bytes.
 const SALT: usize = 256;
+/// How much a model says unless told otherwise.
+const MEDIUM: &str = "medium";
 
 /// A request that has been checked from end to end.
 #[derive(Debug, Clone)]
@@ -101,10 +103,7 @@ impl Request {
     /// # Errors
     /// `invalid_json` for what is no JSON or cannot be read, or what is wrong with the first field at fault, with its path.
     pub fn from_json(body: &[u8]) -> Result<Self> {
-        let refused = |what: String| Error::new(Code::InvalidJson, format!("the body is not JSON: {what}")).hint("send one JSON object");
-        let text = std::str::from_utf8(body).map_err(|error| refused(error.to_string()))?;
-        let value = json::value(text).map_err(|error| unreadable(&error).unwrap_or_else(|| refused(error.to_string())))?;
-        Self::read(&At::root(&value))
+        Self::read(&At::root(&value(body)?))
     }
 
     fn read(root: &At<'_, '_>) -> Result<Self> {
@@ -146,6 +145,16 @@ impl Request {
     }
 }
 
+/// The body of a request as JSON.
+///
+/// # Errors
+/// `invalid_json` for what is none, or cannot be read.
+pub(crate) fn value(body: &[u8]) -> Result<Value> {
+    let refused = |what: String| Error::new(Code::InvalidJson, format!("the body is not JSON: {what}")).hint("send one JSON object");
+    let text = std::str::from_utf8(body).map_err(|error| refused(error.to_string()))?;
+    json::value(text).map_err(|error| unreadable(&error).unwrap_or_else(|| refused(error.to_string())))
+}
+
 /// What is wrong with a text that is JSON, and still cannot be read. serde tells it in words alone.
 fn unreadable(error: &serde_json::Error) -> Option<Error> {
     let text = error.to_string();
@@ -160,11 +169,11 @@ fn unreadable(error: &serde_json::Error) -> Option<Error> {
     Some(Error::new(Code::InvalidJson, format!("the body {what}, at line {line}, column {column}")).hint(hint))
 }
 
-fn flag(root: &At<'_, '_>, key: &str) -> Result<Option<bool>> {
+pub(crate) fn flag(root: &At<'_, '_>, key: &str) -> Result<Option<bool>> {
     root.get(key).map(|at| at.boolean()).transpose()
 }
 
-pub(super) fn whole(root: &At<'_, '_>, key: &str, least: i64) -> Result<Option<u32>> {
+pub(crate) fn whole(root: &At<'_, '_>, key: &str, least: i64) -> Result<Option<u32>> {
     let Some(at) = root.get(key) else { return Ok(None) };
     let number = at.integer(least..=i64::from(i32::MAX))?;
     u32::try_from(number).map(Some).map_err(|_| at.wrong(format_args!("at least {least}")))
@@ -187,7 +196,12 @@ fn refuse(root: &At<'_, '_>) -> Result<()> {
     {
         return Err(at.unsupported("is true: this server answers while the client waits").hint("use stream instead"));
     }
-    // These need no more than to be of their type: nothing here depends on them.
+    indifferent(root)?;
+    include(root)
+}
+
+/// What needs no more than to be of its type: nothing here depends on it.
+pub(crate) fn indifferent(root: &At<'_, '_>) -> Result<()> {
     flag(root, "store")?;
     for key in ["service_tier", "prompt_cache_retention"] {
         root.get(key).map(|at| at.string()).transpose()?;
@@ -205,7 +219,7 @@ fn refuse(root: &At<'_, '_>) -> Result<()> {
             return Err(at.wrong(format_args!("a string of 1 to {SALT} bytes")));
         }
     }
-    include(root)
+    Ok(())
 }
 
 fn include(root: &At<'_, '_>) -> Result<()> {
@@ -228,31 +242,41 @@ fn include(root: &At<'_, '_>) -> Result<()> {
     Ok(())
 }
 
+/// One of these words, where the field is there.
+fn word(at: &At<'_, '_>, key: &str, words: &[&'static str]) -> Result<Option<&'static str>> {
+    let pairs: Vec<_> = words.iter().map(|word| (*word, *word)).collect();
+    at.get(key).map(|field| field.one_of(&pairs)).transpose()
+}
+
+/// How hard the model should think, from a field of this name.
+pub(crate) fn effort(at: &At<'_, '_>, key: &str) -> Result<Option<&'static str>> {
+    word(at, key, &["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+}
+
+/// How much the model should say.
+pub(crate) fn verbosity(at: &At<'_, '_>) -> Result<&'static str> {
+    Ok(word(at, "verbosity", &["low", MEDIUM, "high"])?.unwrap_or(MEDIUM))
+}
+
 fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {
     let Some(at) = root.get("reasoning") else { return Ok(Reasoning::default()) };
     at.object()?;
-    let word = |key, words: &[&'static str]| {
-        let pairs: Vec<_> = words.iter().map(|word| (*word, *word)).collect();
-        at.get(key).map(|field| field.one_of(&pairs)).transpose()
-    };
     let summaries = ["auto", "concise", "detailed"];
     Ok(Reasoning {
-        effort: word("effort", &["none", "minimal", "low", "medium", "high", "xhigh", "max"])?,
-        summary: word("summary", &summaries)?.or(word("generate_summary", &summaries)?),
+        effort: effort(&at, "effort")?,
+        summary: word(&at, "summary", &summaries)?.or(word(&at, "generate_summary", &summaries)?),
     })
 }
 
 /// The form of the output, and the verbosity.
 fn text(root: &At<'_, '_>) -> Result<(Format, &'static str)> {
-    const MEDIUM: &str = "medium";
     let Some(text) = root.get("text") else { return Ok((Format::Text, MEDIUM)) };
     text.object()?;
     let format = text.get("format").map(|at| Format::read(&at)).transpose()?.unwrap_or_default();
-    let verbosity = text.get("verbosity").map(|at| at.one_of(&[("low", "low"), (MEDIUM, MEDIUM), ("high", "high")])).transpose()?;
-    Ok((format, verbosity.unwrap_or(MEDIUM)))
+    Ok((format, verbosity(&text)?))
 }
 
-fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {
+pub(crate) fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {
     let (pairs, longest_key, longest_value) = METADATA;
     let Some(at) = root.get("metadata") else { return Ok(Map::new()) };
     let mut kept = Map::new();
@@ -279,7 +303,7 @@ fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {
     Ok(kept)
 }
 
-fn stop(root: &At<'_, '_>) -> Result<Vec<String>> {
+pub(crate) fn stop(root: &At<'_, '_>) -> Result<Vec<String>> {
     let Some(at) = root.get("stop") else { return Ok(Vec::new()) };
     let nonempty = |at: &At<'_, '_>| match at.string()? {
         "" => Err(at.wrong("a text of at least one character")),
