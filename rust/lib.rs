@@ -27,6 +27,8 @@ pub mod status;
 pub mod worker;
 
 pub mod http;
+
+mod anthropic;
 pub mod responses;
 
 pub mod models;

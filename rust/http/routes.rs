@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use super::inbound::Inbound;
 use super::outbound::{self, Body};
 use super::server::{App, Local};
-use super::sse::Events;
-use super::{health, host, inbound, models};
+use super::sse::{Events, Named, Wire};
+use super::{health, host, inbound, messages, models};
 use crate::error::{Code, Error, Result};
 use crate::models::{Hosted, Model, beside};
 use crate::responses::{self, Arrival, Running};
@@ -40,6 +40,8 @@ struct Counted {
 enum Resource<'a> {
     Responses,
     InputTokens,
+    Messages,
+    CountTokens,
     Models,
     Model(&'a str),
     Health,
@@ -50,6 +52,8 @@ impl<'a> Resource<'a> {
         match path {
             "/v1/responses" => Some(Self::Responses),
             "/v1/responses/input_tokens" => Some(Self::InputTokens),
+            "/v1/messages" => Some(Self::Messages),
+            "/v1/messages/count_tokens" => Some(Self::CountTokens),
             "/v1/models" => Some(Self::Models),
             "/health" => Some(Self::Health),
             _ => path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()).map(Self::Model),
@@ -58,14 +62,14 @@ impl<'a> Resource<'a> {
 
     fn allows(&self, method: &Method) -> bool {
         match self {
-            Self::Responses | Self::InputTokens => method == Method::POST,
+            Self::Responses | Self::InputTokens | Self::Messages | Self::CountTokens => method == Method::POST,
             _ => method == Method::GET || method == Method::HEAD,
         }
     }
 
     fn allowed(&self) -> &'static str {
         match self {
-            Self::Responses | Self::InputTokens => "POST",
+            Self::Responses | Self::InputTokens | Self::Messages | Self::CountTokens => "POST",
             _ => "GET, HEAD",
         }
     }
@@ -76,28 +80,37 @@ pub(crate) async fn answer(app: &App, local: Local, request: Request<Incoming>) 
     let arrived = Arrived { at: Instant::now(), time: responses::now() };
     let (parts, body) = request.into_parts();
     let mut body = Inbound::new(body, &parts.headers, app.options.max_body, app.options.body_timeout);
-    let mut response = match dispatch(app, local, &parts, &mut body, arrived).await {
+    let id = app.request_id();
+    let mut response = match dispatch(app, local, &parts, &mut body, arrived, &id).await {
         Ok(response) => response,
-        Err(error) => outbound::error(&error),
+        Err(error) => refused(parts.uri.path(), &error, &id),
     };
     if !body.discard().await {
         outbound::close(&mut response);
     }
-    if let Ok(id) = HeaderValue::try_from(app.request_id()) {
+    if let Ok(id) = HeaderValue::try_from(id) {
+        if messages::has(parts.uri.path()) {
+            response.headers_mut().insert(messages::REQUEST_ID, id.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
 }
 
-/// When the head of a request was read.
-#[derive(Clone, Copy)]
-struct Arrived {
-    at: Instant,
-    /// In seconds since 1970.
-    time: u64,
+/// An error in the form of the API that the path belongs to.
+fn refused(path: &str, error: &Error, id: &str) -> Response<Body> {
+    if messages::has(path) { messages::error(error, id) } else { outbound::error(error) }
 }
 
-async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, arrived: Arrived) -> Result<Response<Body>> {
+/// When the head of a request was read.
+#[derive(Clone, Copy)]
+pub(super) struct Arrived {
+    at: Instant,
+    /// In seconds since 1970.
+    pub(super) time: u64,
+}
+
+async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, arrived: Arrived, id: &str) -> Result<Response<Body>> {
     host::check(parts, local, &app.options.allowed_hosts)?;
     let path = parts.uri.path();
     let Some(resource) = Resource::at(path) else {
@@ -107,7 +120,7 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
     if !resource.allows(&parts.method) {
         let allowed = resource.allowed();
         let error = Error::new(Code::MethodNotAllowed, format!("{} is not for {path}", parts.method)).hint(format!("use {allowed}"));
-        let mut response = outbound::error(&error);
+        let mut response = refused(path, &error, id);
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
         return Ok(response);
     }
@@ -118,9 +131,17 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
         }
         Resource::InputTokens => {
             inbound::json(&parts.headers)?;
-            let (model, request, _) = asked(app, body, arrived).await?;
+            let (model, request, (), _) = asked(app, body, arrived, plain).await?;
             let counted = Counted { object: "response.input_tokens", input_tokens: responses::count(model, request).await? };
             Ok(outbound::json(StatusCode::OK, &counted))
+        }
+        Resource::Messages => {
+            inbound::json(&parts.headers)?;
+            messages::create(app, body, arrived, id).await
+        }
+        Resource::CountTokens => {
+            inbound::json(&parts.headers)?;
+            messages::count(app, body, arrived).await
         }
         Resource::Models => Ok(outbound::json(StatusCode::OK, &models::list(&app.models))),
         Resource::Model(id) => {
@@ -145,17 +166,11 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
 /// Creates a response: everything about the request is checked before a model is loaded or a place in its queue taken, and everything that can
 /// be refused is refused before the first byte of a stream.
 async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Response<Body>> {
-    let (model, request, arrival) = asked(app, body, arrived).await?;
+    let (model, request, (), arrival) = asked(app, body, arrived, plain).await?;
     let stream = request.stream;
     let mut running = Running::start(model, request, arrival, arrived.time, app.options.reasoning_events).await?;
     if stream {
-        let events = Events::new(running, app.options.keep_alive, app.cut());
-        let body = Body::Events(Box::new(events));
-        let mut response = outbound::with(StatusCode::OK, HeaderValue::from_static("text/event-stream"), body);
-        let headers = response.headers_mut();
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
-        return Ok(response);
+        return Ok(streamed(app, running, Box::new(Named)));
     }
     tokio::select! {
         whole = running.whole() => Ok(outbound::json(StatusCode::OK, whole?)),
@@ -163,14 +178,30 @@ async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Respo
     }
 }
 
-/// Reads a request and finds its model, loaded.
-async fn asked(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<(Arc<Model>, responses::Request, Arrival)> {
+/// An answer as a stream of events in this form.
+pub(super) fn streamed(app: &App, running: Running, wire: Box<dyn Wire>) -> Response<Body> {
+    let body = Body::Events(Box::new(Events::new(running, wire, app.options.keep_alive, app.cut())));
+    let mut response = outbound::with(StatusCode::OK, HeaderValue::from_static("text/event-stream"), body);
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    response
+}
+
+/// Reads a request of the Responses API.
+fn plain(body: &[u8]) -> Result<(responses::Request, ())> {
+    Ok((responses::Request::from_json(body)?, ()))
+}
+
+/// Reads a request, in the form that `read` knows, and finds its model, loaded. What `read` gives besides is given back.
+pub(super) async fn asked<T: Send + 'static>(
+    app: &App,
+    body: &mut Inbound,
+    arrived: Arrived,
+    read: fn(&[u8]) -> Result<(responses::Request, T)>,
+) -> Result<(Arc<Model>, responses::Request, T, Arrival)> {
     let body = body.read().await?;
-    let request = if body.len() <= INLINE {
-        responses::Request::from_json(&body)?
-    } else {
-        beside(move || responses::Request::from_json(&body)).await?
-    };
+    let (request, besides) = if body.len() <= INLINE { read(&body)? } else { beside(move || read(&body)).await? };
     let resolving = Instant::now();
     let hosted = app.models.find(request.model.as_deref())?;
     let resolve = resolving.elapsed();
@@ -179,7 +210,7 @@ async fn asked(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<(Arc<M
         Some(model) => model,
         None => load(app, &hosted, &mut arrival).await?,
     };
-    Ok((model, request, arrival))
+    Ok((model, request, besides, arrival))
 }
 
 /// Waits for the model, which goes on loading whether anybody waits or not.
@@ -198,6 +229,6 @@ async fn load(app: &App, hosted: &Arc<Hosted>, arrival: &mut Arrival) -> Result<
     })?
 }
 
-fn going_away() -> Error {
+pub(super) fn going_away() -> Error {
     Error::new(Code::ShuttingDown, "the server is going away").hint("try again")
 }

@@ -11,11 +11,13 @@ use crate::error::{Code, Error, Result};
 use crate::prompt::{Call, Role, Turn};
 
 /// What stands between system texts, and between neighbouring texts of the assistant, that become one turn.
-const BETWEEN_TURNS: &str = "\n\n";
+pub(crate) const BETWEEN_TURNS: &str = "\n\n";
 /// What is wrong with an item that does not answer the calls before it.
-const BETWEEN_CALLS: &str = "comes before the outputs of these calls";
+pub(crate) const BETWEEN_CALLS: &str = "comes before the outputs of these calls";
+/// What is wrong with a conversation whose last calls nothing answers.
+pub(crate) const LEFT_OPEN: &str = "ends without the outputs of these calls";
 /// What stands between the text parts of one message.
-const BETWEEN_PARTS: &str = "\n";
+pub(crate) const BETWEEN_PARTS: &str = "\n";
 
 /// The conversation of a request: its instructions, then its input in order. Leading system and developer texts become one system turn.
 pub(crate) fn turns(instructions: Option<&str>, input: Option<At<'_, '_>>, root: &At<'_, '_>) -> Result<Vec<Turn>> {
@@ -30,7 +32,7 @@ pub(crate) fn turns(instructions: Option<&str>, input: Option<At<'_, '_>>, root:
             for item in input.each()? {
                 history.item(&item)?;
             }
-            history.answered(&input, "ends without the outputs of these calls")?;
+            history.answered(&input, LEFT_OPEN)?;
             if history.turns.is_empty() {
                 return Err(input.wrong("a text or at least one item when there are no instructions"));
             }
@@ -39,17 +41,12 @@ pub(crate) fn turns(instructions: Option<&str>, input: Option<At<'_, '_>>, root:
         None if history.turns.is_empty() => return Err(root.missing("input")),
         None => {}
     }
-    let mut turns = history.turns;
-    // Many templates refuse a conversation in which nobody has spoken yet.
-    if turns.iter().all(|turn| turn.role == Role::System) {
-        turns.push(Turn::new(Role::User, ""));
-    }
-    Ok(turns)
+    Ok(history.into_turns())
 }
 
 /// A conversation as far as it has been read.
 #[derive(Default)]
-struct History {
+pub(crate) struct History {
     turns: Vec<Turn>,
     /// The last turn's calls.
     pending: Vec<Pending>,
@@ -66,6 +63,21 @@ struct Pending {
 }
 
 impl History {
+    /// The turns of the whole conversation.
+    pub(crate) fn into_turns(self) -> Vec<Turn> {
+        let mut turns = self.turns;
+        // Many templates refuse a conversation in which nobody has spoken yet.
+        if turns.iter().all(|turn| turn.role == Role::System) {
+            turns.push(Turn::new(Role::User, ""));
+        }
+        turns
+    }
+
+    /// Takes the last turn away.
+    pub(crate) fn take_last(&mut self) -> Option<Turn> {
+        self.turns.pop()
+    }
+
     /// Words, which go on where the same role has spoken last, unless it is the user.
     fn say(&mut self, role: Role, text: &str) {
         match self.turns.last_mut() {
@@ -75,7 +87,7 @@ impl History {
     }
 
     /// The turn of the assistant that is not over yet.
-    fn assistant(&mut self, at: &At<'_, '_>) -> Result<&mut Turn> {
+    pub(crate) fn assistant(&mut self, at: &At<'_, '_>) -> Result<&mut Turn> {
         if self.pending.iter().any(|call| call.output.is_some()) {
             self.answered(at, BETWEEN_CALLS)?;
         }
@@ -87,16 +99,17 @@ impl History {
     }
 
     fn call(&mut self, at: &At<'_, '_>, name: String, arguments: String) -> Result<()> {
-        let id = id(&at.need("call_id")?)?;
-        self.assistant(at)?.calls.push(Call { name, arguments });
-        if self.pending.iter().any(|call| call.id == id) {
-            return Err(misplaced(
-                &at.need("call_id")?,
-                format_args!("is the id of an earlier call: {id:?}"),
-                "give every call an id of its own",
-            ));
-        }
         let item = at.get("id").and_then(|at| at.value.as_str()).map(str::to_owned);
+        self.called(at, &at.need("call_id")?, item, Call { name, arguments })
+    }
+
+    /// A call with this id, said at `at`; `item` is the id of the item that it is.
+    pub(crate) fn called(&mut self, at: &At<'_, '_>, field: &At<'_, '_>, item: Option<String>, call: Call) -> Result<()> {
+        let id = id(field)?;
+        self.assistant(at)?.calls.push(call);
+        if self.pending.iter().any(|call| call.id == id) {
+            return Err(misplaced(field, format_args!("is the id of an earlier call: {id:?}"), "give every call an id of its own"));
+        }
         self.pending.push(Pending { id: id.to_owned(), item, output: None });
         Ok(())
     }
@@ -104,17 +117,21 @@ impl History {
     fn output(&mut self, at: &At<'_, '_>, text: String) -> Result<()> {
         // That of a local shell has no other id than its own, which is that of the call.
         let local = at.need("type")?.string()? == "local_shell_call_output" && at.get("call_id").is_none() && at.get("id").is_some();
-        let field = at.need(if local { "id" } else { "call_id" })?;
-        let id = id(&field)?;
+        self.came(&at.need(if local { "id" } else { "call_id" })?, local, text)
+    }
+
+    /// What came of the call with this id, which may be that of its item where it is `local`.
+    pub(crate) fn came(&mut self, field: &At<'_, '_>, local: bool, text: String) -> Result<()> {
+        let id = id(field)?;
         let answers = |call: &Pending| call.id == id || (local && call.item.as_deref() == Some(id));
         match self.pending.iter_mut().find(|call| answers(call)) {
             Some(Pending { output: output @ None, .. }) => *output = Some(text),
             Some(_) => {
-                return Err(misplaced(&field, format_args!("is answered a second time: {id:?}"), "send one output for each call"));
+                return Err(misplaced(field, format_args!("is answered a second time: {id:?}"), "send one output for each call"));
             }
             None => {
                 let what = format_args!("is the id of no call that waits for its output: {id:?}");
-                return Err(misplaced(&field, what, "send the function_call right before its output"));
+                return Err(misplaced(field, what, "send the call right before its output"));
             }
         }
         if self.pending.iter().all(|call| call.output.is_some()) {
@@ -129,7 +146,7 @@ impl History {
     }
 
     /// Nothing may come between calls and their outputs, and nothing may be left open at the end.
-    fn answered(&self, at: &At<'_, '_>, complaint: &str) -> Result<()> {
+    pub(crate) fn answered(&self, at: &At<'_, '_>, complaint: &str) -> Result<()> {
         let open: Vec<String> = self.pending.iter().filter(|call| call.output.is_none()).map(|call| format!("{:?}", call.id)).collect();
         if open.is_empty() {
             return Ok(());
@@ -224,10 +241,15 @@ impl History {
             return Ok(());
         }
         let text = text(&item.need("content")?)?;
+        self.words(item, role, text)
+    }
+
+    /// Words of the system or the user.
+    pub(crate) fn words(&mut self, at: &At<'_, '_>, role: Role, text: String) -> Result<()> {
         if role == Role::System && !self.pending.is_empty() {
             self.aside.push(text);
         } else {
-            self.answered(item, BETWEEN_CALLS)?;
+            self.answered(at, BETWEEN_CALLS)?;
             self.say(role, &text);
         }
         Ok(())
@@ -235,7 +257,7 @@ impl History {
 }
 
 /// Adds a text to another, a blank line between where both say something.
-fn join(to: &mut String, text: &str) {
+pub(crate) fn join(to: &mut String, text: &str) {
     if !to.is_empty() && !text.is_empty() {
         to.push_str(BETWEEN_TURNS);
     }

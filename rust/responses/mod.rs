@@ -5,11 +5,11 @@
 //! gets it an answer, [`stream`] turns what it says into [`event`]s, [`item`]s and the [`object`]; `told` is what clients hear of an error.
 
 pub mod answer;
-mod controls;
+pub(crate) mod controls;
 pub mod event;
 pub mod format;
 pub mod ids;
-mod input;
+pub(crate) mod input;
 pub mod item;
 pub mod object;
 pub mod request;
@@ -18,7 +18,7 @@ mod strict;
 mod told;
 pub mod tools;
 mod truncate;
-mod validate;
+pub(crate) mod validate;
 
 pub use answer::{Running, count, now};
 pub use event::{Event, Sink, Unheard};

@@ -36,6 +36,9 @@ pub struct Failure {
     pub code: &'static str,
     /// What happened.
     pub message: String,
+    /// The error itself, for forms of an answer that have more words.
+    #[serde(skip)]
+    pub cause: Error,
 }
 
 impl From<&Error> for Failure {
@@ -45,7 +48,7 @@ impl From<&Error> for Failure {
             code if code.row().status < 500 => "invalid_prompt",
             _ => "server_error",
         };
-        Self { code, message: told(error) }
+        Self { code, message: told(error), cause: error.clone() }
     }
 }
 
@@ -168,6 +171,9 @@ pub struct Response {
     pub logit_bias: BTreeMap<u32, f32>,
     pub seed: Option<u64>,
     pub stop: Vec<String>,
+    /// The stop string that ended it, for forms of an answer that tell it.
+    #[serde(skip)]
+    pub stopped_by: Option<String>,
 }
 
 /// What a response is made from before its first token.
@@ -244,6 +250,7 @@ impl From<Begin> for Response {
             logit_bias: effective.logit_bias,
             seed: effective.seed,
             stop,
+            stopped_by: None,
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::models::Controls;
 use crate::prompt::Turn;
 
 /// The most stop strings of one request.
-const STOPS: usize = 16;
+pub(crate) const STOPS: usize = 16;
 /// The most metadata pairs, and the longest key and value, in characters.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// `metadata.retention_seconds`: a minute to ninety days.
@@ -32,6 +32,8 @@ pub struct Request {
     pub model: Option<String>,
     /// The conversation.
     pub turns: Vec<Turn>,
+    /// Text that the answer is made to begin with; not part of what comes back.
+    pub prefill: Option<String>,
     /// The tools that the model may call.
     pub tools: Arc<Tools>,
     /// Whether events are wanted, or one object.
@@ -101,13 +103,10 @@ impl Request {
     /// # Errors
     /// `invalid_json` for what is no JSON or cannot be read, or what is wrong with the first field at fault, with its path.
     pub fn from_json(body: &[u8]) -> Result<Self> {
-        let refused = |what: String| Error::new(Code::InvalidJson, format!("the body is not JSON: {what}")).hint("send one JSON object");
-        let text = std::str::from_utf8(body).map_err(|error| refused(error.to_string()))?;
-        let value = json::value(text).map_err(|error| unreadable(&error).unwrap_or_else(|| refused(error.to_string())))?;
-        Self::read(&At::root(&value))
+        Self::read(&At::root(&value(body)?))
     }
 
-    fn read(root: &At<'_, '_>) -> Result<Self> {
+    pub(crate) fn read(root: &At<'_, '_>) -> Result<Self> {
         root.object()?;
         refuse(root)?;
         let string = |key| root.get(key).map(|at| at.string().map(str::to_owned)).transpose();
@@ -118,6 +117,7 @@ impl Request {
         Ok(Self {
             model: string("model")?,
             turns,
+            prefill: None,
             tools: Arc::new(tools),
             stream: flag(root, "stream")?.unwrap_or(false),
             max_output_tokens: whole(root, "max_output_tokens", 1)?,
@@ -146,6 +146,16 @@ impl Request {
     }
 }
 
+/// The body of a request as JSON.
+///
+/// # Errors
+/// `invalid_json` for what is none, or cannot be read.
+pub(crate) fn value(body: &[u8]) -> Result<Value> {
+    let refused = |what: String| Error::new(Code::InvalidJson, format!("the body is not JSON: {what}")).hint("send one JSON object");
+    let text = std::str::from_utf8(body).map_err(|error| refused(error.to_string()))?;
+    json::value(text).map_err(|error| unreadable(&error).unwrap_or_else(|| refused(error.to_string())))
+}
+
 /// What is wrong with a text that is JSON, and still cannot be read. serde tells it in words alone.
 fn unreadable(error: &serde_json::Error) -> Option<Error> {
     let text = error.to_string();
@@ -160,11 +170,11 @@ fn unreadable(error: &serde_json::Error) -> Option<Error> {
     Some(Error::new(Code::InvalidJson, format!("the body {what}, at line {line}, column {column}")).hint(hint))
 }
 
-fn flag(root: &At<'_, '_>, key: &str) -> Result<Option<bool>> {
+pub(crate) fn flag(root: &At<'_, '_>, key: &str) -> Result<Option<bool>> {
     root.get(key).map(|at| at.boolean()).transpose()
 }
 
-pub(super) fn whole(root: &At<'_, '_>, key: &str, least: i64) -> Result<Option<u32>> {
+pub(crate) fn whole(root: &At<'_, '_>, key: &str, least: i64) -> Result<Option<u32>> {
     let Some(at) = root.get(key) else { return Ok(None) };
     let number = at.integer(least..=i64::from(i32::MAX))?;
     u32::try_from(number).map(Some).map_err(|_| at.wrong(format_args!("at least {least}")))
