@@ -30,6 +30,8 @@ TOOLS: list[Any] = [
     {"type": "web_search_20250305", "name": "web_search"},
 ]
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+GREEDY = {"temperature": 0}
+"""The package knows no temperatures any more."""
 CAPITAL: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -56,7 +58,7 @@ def scripted(home: Path, *answers: str, options: tuple[str, ...] = ()) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def real(model_home: Path) -> Iterator[anthropic.Anthropic]:
+def model(model_home: Path) -> Iterator[anthropic.Anthropic]:
     """A client of a server with the real model."""
     with server("--model", MODEL, engine="auto", home=model_home) as one, client_of(one) as client:
         yield client
@@ -158,10 +160,10 @@ def test_a_stream_that_fails_raises(home: Path, slow: dict[str, str]) -> None:
 def test_an_answer_goes_on_from_a_last_message_of_the_assistants(home: Path) -> None:
     # The echo engine says the prompt again, up to where the answer began.
     with server(engine="echo", home=home) as one, client_of(one) as client:
-        last: Any = {"role": "assistant", "content": "The answer is ("}
+        last: Any = {"role": "assistant", "content": "It is ("}
         tokens = client.messages.count_tokens(model="smollm2-135m", messages=[*HELLO, last]).input_tokens
         message = ask(client, False, messages=[*HELLO, last], max_tokens=tokens)
-        assert said(message).endswith("assistant\nThe answer is (")
+        assert said(message).endswith("assistant\nIt is (")
         assert message.usage.input_tokens == tokens
 
 
@@ -169,21 +171,21 @@ def test_an_answer_goes_on_from_a_last_message_of_the_assistants(home: Path) -> 
 
 
 @pytest.mark.model
-def test_the_real_model_answers_in_both_forms(real: anthropic.Anthropic) -> None:
-    answers = [ask(real, stream, messages=CAPITAL, max_tokens=40, temperature=0) for stream in (False, True)]
+def test_the_real_model_answers_in_both_forms(model: anthropic.Anthropic) -> None:
+    answers = [ask(model, stream, messages=CAPITAL, max_tokens=40, extra_body=GREEDY) for stream in (False, True)]
     assert "Paris" in said(answers[0])
     assert said(answers[0]) == said(answers[1])
     assert answers[0].stop_reason == answers[1].stop_reason
-    with real.messages.stream(model=MODEL, max_tokens=40, messages=CAPITAL, temperature=0) as stream:
+    with model.messages.stream(model=MODEL, max_tokens=40, messages=CAPITAL, extra_body=GREEDY) as stream:
         assert "".join(stream.text_stream) == said(answers[0])
 
 
 @pytest.mark.model
-def test_the_real_model_reads_as_many_tokens_as_are_counted(real: anthropic.Anthropic) -> None:
+def test_the_real_model_reads_as_many_tokens_as_are_counted(model: anthropic.Anthropic) -> None:
     asked: Any = {"system": "Answer in one word.", "messages": CAPITAL, "tools": TOOLS}
-    counted = real.messages.count_tokens(model=MODEL, **asked).input_tokens
+    counted = model.messages.count_tokens(model=MODEL, **asked).input_tokens
     for stream in (False, True):
-        usage = ask(real, stream, max_tokens=4, **asked).usage
+        usage = ask(model, stream, max_tokens=4, **asked).usage
         assert usage.cache_read_input_tokens is not None
         assert usage.input_tokens + usage.cache_read_input_tokens == counted
     # What has been read once is not read again.
@@ -191,17 +193,17 @@ def test_the_real_model_reads_as_many_tokens_as_are_counted(real: anthropic.Anth
 
 
 @pytest.mark.model
-def test_the_real_model_goes_on_from_what_it_is_given(real: anthropic.Anthropic) -> None:
+def test_the_real_model_goes_on_from_what_it_is_given(model: anthropic.Anthropic) -> None:
     messages = [*CAPITAL, {"role": "assistant", "content": "The capital of France is"}]
-    assert said(ask(real, False, messages=messages, max_tokens=5, temperature=0)).startswith(" Paris")
+    assert said(ask(model, False, messages=messages, max_tokens=5, extra_body=GREEDY)).startswith(" Paris")
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_the_real_model_uses_a_tool_when_it_has_to(real: anthropic.Anthropic, choice: Any) -> None:
+def test_the_real_model_uses_a_tool_when_it_has_to(model: anthropic.Anthropic, choice: Any) -> None:
     choice["disable_parallel_tool_use"] = True
     for stream in (False, True):
-        message = ask(real, stream, messages=CAPITAL, tools=TOOLS, tool_choice=choice, max_tokens=200)
+        message = ask(model, stream, messages=CAPITAL, tools=TOOLS, tool_choice=choice, max_tokens=200)
         [use] = message.content
         assert use.type == "tool_use"
         assert (use.name, message.stop_reason) == ("weather", "tool_use")

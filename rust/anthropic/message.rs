@@ -55,7 +55,7 @@ fn renamed(id: &str, prefix: &str) -> String {
 /// A block of a message: whole, or as it begins.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Block<'a> {
+pub(crate) enum Block<'a> {
     Thinking { thinking: &'a str, signature: &'a str },
     Text { text: &'a str },
     ToolUse { id: String, name: &'a str, input: Value },
@@ -70,7 +70,7 @@ impl<'a> Block<'a> {
                 Some(Part::OutputText(part)) if !part.text.is_empty() => Some(Self::Text { text: &part.text }),
                 _ => None,
             },
-            Item::FunctionCall(call) => Some(Self::ToolUse { input: input(&call.arguments), ..Self::called(call) }),
+            Item::FunctionCall(call) => Some(Self::call(call, input(&call.arguments))),
             // Tools that take a text are none of this API's.
             Item::CustomToolCall(_) => None,
         }
@@ -78,7 +78,11 @@ impl<'a> Block<'a> {
 
     /// A use of a tool as it begins.
     pub(super) fn called(call: &'a FunctionCall) -> Self {
-        Self::ToolUse { id: renamed(&call.call_id, "toolu_"), name: &call.name, input: Value::Object(Map::new()) }
+        Self::call(call, Value::Object(Map::new()))
+    }
+
+    fn call(call: &'a FunctionCall, input: Value) -> Self {
+        Self::ToolUse { id: renamed(&call.call_id, "toolu_"), name: &call.name, input }
     }
 }
 
@@ -98,7 +102,7 @@ pub(super) fn signature(item: &Reasoning) -> &str {
 
 /// Why an answer ended.
 #[derive(Serialize)]
-pub(super) struct Stop<'a> {
+pub(crate) struct Stop<'a> {
     pub(super) stop_reason: &'static str,
     pub(super) stop_sequence: Option<&'a str>,
 }
@@ -119,11 +123,18 @@ impl<'a> Stop<'a> {
 
 /// Tokens. Those of the input are counted apart: what had to be read, and what was known already.
 #[derive(Default, Serialize)]
-pub(super) struct Usage {
+pub(crate) struct Usage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
     cache_read_input_tokens: usize,
     output_tokens: u32,
+    output_tokens_details: Details,
+}
+
+/// What the tokens of the output were for.
+#[derive(Default, Serialize)]
+struct Details {
+    thinking_tokens: u32,
 }
 
 impl Usage {
@@ -135,6 +146,7 @@ impl Usage {
             cache_creation_input_tokens: written,
             cache_read_input_tokens: read,
             output_tokens: usage.output_tokens,
+            output_tokens_details: Details { thinking_tokens: usage.output_tokens_details.reasoning_tokens },
         }
     }
 }

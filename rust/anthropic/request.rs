@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::conversation::{self, Conversation};
 use crate::error::{Code, Error, Result};
+use crate::prompt::Role;
 use crate::responses;
 use crate::responses::request::{STOPS, flag, value, whole};
 use crate::responses::validate::At;
@@ -89,10 +90,15 @@ fn read(root: &At<'_, '_>) -> Result<Request> {
     fields.insert("stop".to_owned(), stop(root)?);
     tools(root, &mut fields)?;
     let format = format(root)?;
-    let effort = effort(root)?;
+    let (thinking, effort) = (thinking(root)?, effort(root)?);
     let conversation = conversation::read(root)?;
-    check_prefill(&conversation, root, effort, format.is_some())?;
-    fields.insert("reasoning".to_owned(), json!({"effort": effort}));
+    let thinks = match thinking {
+        Thinking::Never => false,
+        Thinking::Always => true,
+        Thinking::BetweenTools => conversation.turns.last().is_some_and(|turn| turn.role == Role::Tool),
+    };
+    check_prefill(&conversation, root, thinks, format.is_some())?;
+    fields.insert("reasoning".to_owned(), json!({"effort": if thinks { effort } else { OFF }}));
     if let Some(format) = format {
         fields.insert("text".to_owned(), json!({"format": format}));
     }
@@ -106,9 +112,9 @@ fn read(root: &At<'_, '_>) -> Result<Request> {
 }
 
 /// What an answer that goes on from a text cannot be besides.
-fn check_prefill(conversation: &Conversation, root: &At<'_, '_>, effort: &str, formed: bool) -> Result<()> {
+fn check_prefill(conversation: &Conversation, root: &At<'_, '_>, thinks: bool, formed: bool) -> Result<()> {
     let what = match &conversation.prefill {
-        Some(_) if effort != OFF => "thinking",
+        Some(_) if thinks => "thinking",
         Some(_) if formed => "output_config.format",
         _ => return Ok(()),
     };
@@ -168,26 +174,37 @@ fn tool(at: &At<'_, '_>) -> Result<Value> {
     }
 }
 
-/// How hard to think. Without `thinking` a model does not, as in the API; how many tokens it may take for it is not held to.
-fn effort(root: &At<'_, '_>) -> Result<&'static str> {
-    let asked = match root.get("output_config") {
-        Some(at) => {
-            at.object()?;
-            let words = ["low", "medium", "high", "xhigh", "max"].map(|word| (word, word));
-            at.get("effort").map(|effort| effort.one_of(&words)).transpose()?
-        }
-        None => None,
-    };
-    let Some(at) = root.get("thinking") else { return Ok(OFF) };
+/// When a model is to think.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Thinking {
+    Never,
+    Always,
+    /// Where it goes on from the results of tools.
+    BetweenTools,
+}
+
+/// Without `thinking` a model does not think, as in the API; how many tokens it may take for it is not held to.
+fn thinking(root: &At<'_, '_>) -> Result<Thinking> {
+    let Some(at) = root.get("thinking") else { return Ok(Thinking::Never) };
     at.object()?;
-    let thinks = match at.need("type")?.one_of(&[("enabled", "enabled"), ("disabled", OFF), ("adaptive", "adaptive")])? {
-        "enabled" => {
-            at.need("budget_tokens")?.integer(LEAST_BUDGET..=i64::from(i32::MAX))?;
-            true
-        }
-        kind => kind != OFF,
-    };
-    Ok(if thinks { asked.unwrap_or(EFFORT) } else { OFF })
+    let kinds = [("enabled", true), ("disabled", false), ("adaptive", false), ("between_tools", false)];
+    let kind = at.need("type")?;
+    if kind.one_of(&kinds)? {
+        at.need("budget_tokens")?.integer(LEAST_BUDGET..=i64::from(i32::MAX))?;
+    }
+    Ok(match kind.string()? {
+        "disabled" => Thinking::Never,
+        "between_tools" => Thinking::BetweenTools,
+        _ => Thinking::Always,
+    })
+}
+
+/// How hard it is to think where it does.
+fn effort(root: &At<'_, '_>) -> Result<&'static str> {
+    let Some(config) = root.get("output_config") else { return Ok(EFFORT) };
+    config.object()?;
+    let words = ["low", "medium", "high", "xhigh", "max"].map(|word| (word, word));
+    Ok(config.get("effort").map(|effort| effort.one_of(&words)).transpose()?.unwrap_or(EFFORT))
 }
 
 /// The form of the answer, in the place that it has now or in the one that it had.
@@ -199,4 +216,53 @@ fn format(root: &At<'_, '_>) -> Result<Option<Value>> {
     at.need("type")?.one_of(&[("json_schema", ())])?;
     let schema = at.need("schema")?.object()?;
     Ok(Some(json!({"type": "json_schema", "name": "answer", "schema": schema, "strict": true})))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(more: &Value, messages: Value) -> responses::Request {
+        let mut body = more.clone();
+        body["max_tokens"] = json!(5);
+        body["messages"] = messages;
+        Request::create(body.to_string().as_bytes()).unwrap_or_else(|error| panic!("{body}: {error}")).asked
+    }
+
+    #[test]
+    fn a_model_thinks_when_it_is_told_to() {
+        let user = json!({"role": "user", "content": "hi"});
+        let used = json!({"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]});
+        let result = json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]});
+        let (first, later) = (json!([user]), json!([user, used, result]));
+        let enabled = json!({"type": "enabled", "budget_tokens": 1024});
+        for (more, messages, effort) in [
+            (json!({}), &first, "none"),
+            (json!({"output_config": {"effort": "high"}}), &first, "none"),
+            (json!({"thinking": null}), &first, "none"),
+            (json!({"thinking": {"type": "disabled"}}), &first, "none"),
+            (json!({"thinking": {"type": "adaptive"}}), &first, "medium"),
+            (json!({"thinking": enabled}), &first, "medium"),
+            (json!({"thinking": enabled, "output_config": {"effort": "xhigh"}}), &later, "xhigh"),
+            (json!({"thinking": {"type": "between_tools"}}), &first, "none"),
+            (json!({"thinking": {"type": "between_tools"}}), &later, "medium"),
+        ] {
+            let reasoning = asked(&more, messages.clone()).echo.reasoning;
+            assert_eq!((reasoning.effort, reasoning.thinking()), (Some(effort), Some(effort != "none")), "{more}");
+        }
+    }
+
+    #[test]
+    fn calls_are_one_at_a_time_where_that_is_asked_for() {
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        for (choice, parallel) in [
+            (json!(null), true),
+            (json!({"type": "auto"}), true),
+            (json!({"type": "auto", "disable_parallel_tool_use": false}), true),
+            (json!({"type": "auto", "disable_parallel_tool_use": true}), false),
+        ] {
+            let asked = asked(&json!({ "tool_choice": choice }), messages.clone());
+            assert_eq!(asked.echo.parallel_tool_calls, parallel, "{choice}");
+        }
+    }
 }

@@ -44,12 +44,16 @@ pub(crate) enum Event<'a> {
 
 /// What a block has more of.
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Delta<'a> {
-    TextDelta { text: &'a str },
-    InputJsonDelta { partial_json: &'a str },
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'a str },
+#[serde(tag = "type")]
+pub(crate) enum Delta<'a> {
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    Input { partial_json: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'a str },
 }
 
 impl Event<'_> {
@@ -104,15 +108,15 @@ impl Stream {
                 if !self.open {
                     self.begin(Block::Text { text: "" }, &mut tell);
                 }
-                self.more(Delta::TextDelta { text: delta }, &mut tell);
+                self.more(Delta::Text { text: delta }, &mut tell);
             }
             Of::SummaryDelta { delta, .. } | Of::ReasoningDelta { delta, .. } => {
-                self.more(Delta::ThinkingDelta { thinking: delta }, &mut tell);
+                self.more(Delta::Thinking { thinking: delta }, &mut tell);
             }
-            Of::ArgumentsDelta { delta, .. } => self.more(Delta::InputJsonDelta { partial_json: delta }, &mut tell),
+            Of::ArgumentsDelta { delta, .. } => self.more(Delta::Input { partial_json: delta }, &mut tell),
             Of::ItemDone { item, .. } if self.open => {
                 if let Item::Reasoning(item) = item {
-                    self.more(Delta::SignatureDelta { signature: signature(item) }, &mut tell);
+                    self.more(Delta::Signature { signature: signature(item) }, &mut tell);
                 }
                 tell(Event::ContentBlockStop { index: self.index });
                 self.open = false;

@@ -107,7 +107,12 @@ impl Held {
             forced,
             stop,
         } = self;
-        let options = options(&tools, reasoning, prefill, constraint.is_some());
+        let mut options = options(&tools, reasoning);
+        if constraint.is_some() {
+            // All of the answer is held to a form, which has no room for thoughts.
+            options.enable_thinking = Some(false);
+        }
+        options.prefill = prefill;
         let mut prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
@@ -288,17 +293,19 @@ impl Running {
 /// As [`Running::start`], but for what belongs to an answer.
 pub async fn count(model: Arc<Model>, request: Request) -> Result<usize> {
     let Request { turns, prefill, tools, truncation, max_output_tokens, echo, .. } = request;
-    let held = tools.is_forced() || echo.format != Format::Text;
-    let options = options(&tools, echo.reasoning, prefill, held);
+    let mut options = options(&tools, echo.reasoning);
+    if tools.is_forced() || echo.format != Format::Text {
+        // As it is when the answer is made.
+        options.enable_thinking = Some(false);
+    }
+    options.prefill = prefill;
     let make = move || prompt(&model, &turns, &options, truncation, max_output_tokens);
     Ok(beside(make).await.map_err(|error| error.at("input"))?.ids.len())
 }
 
-/// How the prompt is written. An answer that is `held` to a form has no room for thoughts.
-fn options(tools: &Tools, reasoning: Reasoning, prefill: Option<String>, held: bool) -> PromptOptions {
+fn options(tools: &Tools, reasoning: Reasoning) -> PromptOptions {
     PromptOptions {
-        enable_thinking: if held { Some(false) } else { reasoning.thinking() },
-        prefill,
+        enable_thinking: reasoning.thinking(),
         effort: reasoning.effort.filter(|effort| *effort != "none"),
         tools: tools.definitions(),
         signatures: tools.signatures(),

@@ -164,7 +164,8 @@ async fn a_message_is_words_with_their_usage_and_their_end() {
         json!({
             "type": "message", "role": "assistant", "model": MODEL, "content": [{"type": "text", "text": "Four."}],
             "stop_reason": "end_turn", "stop_sequence": null,
-            "usage": {"input_tokens": input, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 6},
+            "usage": {"input_tokens": input, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 6,
+                "output_tokens_details": {"thinking_tokens": 0}},
         })
     );
     let server = Server::start(script(&["Four."])).await;
@@ -202,6 +203,8 @@ async fn thoughts_words_and_uses_of_tools_are_blocks() {
         ])
     );
     assert_eq!((&found["stop_reason"], &found["stop_sequence"]), (&json!("tool_use"), &Value::Null));
+    // `\nHm.\n</think>`, a byte each.
+    assert_eq!(found["usage"]["output_tokens_details"], json!({"thinking_tokens": 13}));
 }
 
 #[tokio::test]

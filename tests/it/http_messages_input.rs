@@ -205,10 +205,10 @@ async fn what_is_sampled_and_how_far_is_the_same_in_both_forms() {
 async fn an_answer_goes_on_from_a_last_message_of_the_assistants() {
     let (server, told) = server().await;
     let (plain, _) = admitted(&server, &told, "/v1/messages", &of(json!([user("a")]))).await;
-    for last in [assistant("The answer is ("), assistant(json!([text("The answer is (")]))] {
+    for last in [assistant("It is ("), assistant(json!([text("It is (")]))] {
         let body = of(json!([user("a"), last]));
         let (found, message) = admitted(&server, &told, "/v1/messages", &body).await;
-        let prompt: Vec<u32> = plain.prompt.iter().copied().chain("The answer is (".bytes().map(u32::from)).collect();
+        let prompt: Vec<u32> = plain.prompt.iter().copied().chain("It is (".bytes().map(u32::from)).collect();
         assert_eq!(found.prompt, prompt);
         // What came before is no part of what comes back.
         assert_eq!(message["content"], json!([]));
