@@ -29,6 +29,7 @@ pub mod worker;
 pub mod http;
 
 mod anthropic;
+pub mod completions;
 pub mod responses;
 
 pub mod models;

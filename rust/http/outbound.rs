@@ -72,9 +72,17 @@ pub(crate) fn with(status: StatusCode, kind: HeaderValue, body: Body) -> Respons
     response
 }
 
+/// An error as clients of the API know it.
 #[derive(Serialize)]
-struct Envelope<'a> {
+pub(crate) struct Envelope<'a> {
     error: Inner<'a>,
+}
+
+impl<'a> Envelope<'a> {
+    pub(crate) fn of(error: &'a Error) -> Self {
+        let row = error.code.row();
+        Self { error: Inner { message: told(error), r#type: row.kind, param: error.param.as_deref(), code: row.name } }
+    }
 }
 
 #[derive(Serialize)]
@@ -89,9 +97,8 @@ struct Inner<'a> {
 pub(crate) fn error(error: &Error) -> Response<Body> {
     let row = error.code.row();
     log(error);
-    let inner = Inner { message: told(error), r#type: row.kind, param: error.param.as_deref(), code: row.name };
     // Strings alone cannot fail to be written.
-    let bytes = serde_json::to_vec(&Envelope { error: inner }).unwrap_or_default();
+    let bytes = serde_json::to_vec(&Envelope::of(error)).unwrap_or_default();
     let status = StatusCode::from_u16(row.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = with(status, HeaderValue::from_static("application/json"), Body::Whole(Some(bytes.into())));
     let seconds = match error.code {

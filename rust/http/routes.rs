@@ -18,7 +18,7 @@ use super::inbound::Inbound;
 use super::outbound::{self, Body};
 use super::server::{App, Local};
 use super::sse::{Events, Named, Wire};
-use super::{health, host, inbound, messages, models};
+use super::{completions, health, host, inbound, messages, models};
 use crate::error::{Code, Error, Result};
 use crate::models::{Hosted, Model, beside};
 use crate::responses::{self, Arrival, Running};
@@ -40,6 +40,7 @@ struct Counted {
 enum Resource<'a> {
     Responses,
     InputTokens,
+    ChatCompletions,
     Messages,
     CountTokens,
     Models,
@@ -52,6 +53,7 @@ impl<'a> Resource<'a> {
         match path {
             "/v1/responses" => Some(Self::Responses),
             "/v1/responses/input_tokens" => Some(Self::InputTokens),
+            "/v1/chat/completions" => Some(Self::ChatCompletions),
             "/v1/messages" => Some(Self::Messages),
             "/v1/messages/count_tokens" => Some(Self::CountTokens),
             "/v1/models" => Some(Self::Models),
@@ -62,14 +64,14 @@ impl<'a> Resource<'a> {
 
     fn allows(&self, method: &Method) -> bool {
         match self {
-            Self::Responses | Self::InputTokens | Self::Messages | Self::CountTokens => method == Method::POST,
+            Self::Responses | Self::InputTokens | Self::ChatCompletions | Self::Messages | Self::CountTokens => method == Method::POST,
             _ => method == Method::GET || method == Method::HEAD,
         }
     }
 
     fn allowed(&self) -> &'static str {
         match self {
-            Self::Responses | Self::InputTokens | Self::Messages | Self::CountTokens => "POST",
+            Self::Responses | Self::InputTokens | Self::ChatCompletions | Self::Messages | Self::CountTokens => "POST",
             _ => "GET, HEAD",
         }
     }
@@ -134,6 +136,10 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
             let (model, request, (), _) = asked(app, body, arrived, plain).await?;
             let counted = Counted { object: "response.input_tokens", input_tokens: responses::count(model, request).await? };
             Ok(outbound::json(StatusCode::OK, &counted))
+        }
+        Resource::ChatCompletions => {
+            inbound::json(&parts.headers)?;
+            completions::create(app, body, arrived).await
         }
         Resource::Messages => {
             inbound::json(&parts.headers)?;

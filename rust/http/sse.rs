@@ -193,6 +193,7 @@ mod tests {
     use crate::responses::{Arrival, ReasoningEvents, Request};
 
     const EVERY: Duration = Duration::from_secs(10);
+    const COMMENT_TEXT: &str = ": keep-alive\n\n";
 
     /// A stream, and the engine's side of it, which the test plays.
     struct Played {
@@ -204,6 +205,10 @@ mod tests {
 
     impl Played {
         async fn begin() -> Self {
+            Self::of(Box::new(Named)).await
+        }
+
+        async fn of(wire: Box<dyn Wire>) -> Self {
             let (launcher, launches) = launcher(8);
             let names = ["played".to_owned()];
             let models = Models::new(&names, Shelf::new(PathBuf::new(), None), launcher, "echo", Settings::default()).unwrap();
@@ -221,7 +226,7 @@ mod tests {
             let [Order::Admit(admit)] = orders.as_slice() else { panic!("not admitted: {orders:?}") };
             let id = admit.id;
             let (cut, is_cut) = tokio::sync::oneshot::channel();
-            let events = Events::new(running, Box::new(Named), EVERY, async {
+            let events = Events::new(running, wire, EVERY, async {
                 let _ = is_cut.await;
             });
             Self { events, port, id, cut: Some(cut) }
@@ -262,7 +267,7 @@ mod tests {
             advance(9_990).await;
             assert_eq!(played.sent(), None);
             advance(20).await;
-            assert_eq!(played.sent().as_deref(), Some(": keep-alive\n\n"));
+            assert_eq!(played.sent().as_deref(), Some(COMMENT_TEXT));
         }
         // Text is no silence: the ten seconds begin anew.
         assert_eq!(played.sent(), None);
@@ -273,7 +278,29 @@ mod tests {
         advance(9_990).await;
         assert_eq!(played.sent(), None);
         advance(20).await;
-        assert_eq!(played.sent().as_deref(), Some(": keep-alive\n\n"));
+        assert_eq!(played.sent().as_deref(), Some(COMMENT_TEXT));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_form_has_no_word_for_is_silence_too() {
+        /// Says that it begins, and no more.
+        struct Terse;
+
+        impl Wire for Terse {
+            fn write(&mut self, event: Event<'_>, into: &mut Vec<u8>) {
+                if matches!(event, Event::Created { .. }) {
+                    data(&"begun", into);
+                }
+            }
+        }
+
+        let mut played = Played::of(Box::new(Terse)).await;
+        assert_eq!(played.first(), "data: \"begun\"\n\n");
+        advance(6_000).await;
+        played.push(vec![FIRST_WORD], None);
+        assert_eq!(played.sent(), None);
+        advance(4_010).await;
+        assert_eq!(played.sent().as_deref(), Some(COMMENT_TEXT));
     }
 
     #[tokio::test]

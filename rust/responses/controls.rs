@@ -27,6 +27,11 @@ const DEEPEST: u64 = 64;
 pub(super) const LOGPROBS: &str = "message.output_text.logprobs";
 
 pub(super) fn read(root: &At<'_, '_>) -> Result<Controls> {
+    Ok(Controls { top_logprobs: top_logprobs(root)?, ..sampling(root)? })
+}
+
+/// All of it but the log probabilities.
+pub(crate) fn sampling(root: &At<'_, '_>) -> Result<Controls> {
     Ok(Controls {
         temperature: number(root, "temperature", 0.0..=2.0)?,
         top_p: number(root, "top_p", 0.0..=1.0)?,
@@ -36,14 +41,14 @@ pub(super) fn read(root: &At<'_, '_>) -> Result<Controls> {
         presence_penalty: number(root, "presence_penalty", PENALTY)?,
         frequency_penalty: number(root, "frequency_penalty", PENALTY)?,
         logit_bias: logit_bias(root)?,
-        top_logprobs: top_logprobs(root)?,
+        top_logprobs: None,
         seed: seed(root)?,
     })
 }
 
 /// How far ahead the engine may guess. `generation_mode` and `mtp_depth` come from clients of other servers, in the top level or in an `extra_body` that
 /// was sent as it is; whatever else they are is passed over, since they change the pace alone.
-pub(super) fn speculation(root: &At<'_, '_>) -> Option<u32> {
+pub(crate) fn speculation(root: &At<'_, '_>) -> Option<u32> {
     let places = [root.value.get("extra_body"), Some(root.value)];
     let fields = |key: &'static str| places.into_iter().rev().flatten().filter_map(move |object| object.get(key));
     let depth = fields("mtp_depth").filter_map(Value::as_u64).find(|depth| (1..=DEEPEST).contains(depth));
@@ -93,12 +98,18 @@ fn logit_bias(root: &At<'_, '_>) -> Result<Arc<[(u32, f32)]>> {
 
 /// Either of two fields asks for log probabilities; `top_logprobs: 0` alone, which clients send as the default, does not.
 fn top_logprobs(root: &At<'_, '_>) -> Result<Option<u32>> {
-    let top = root.get("top_logprobs").map(|at| at.integer(0..=TOP_LOGPROBS)).transpose()?.unwrap_or(0);
+    let top = most_likely(root)?;
     let included = match root.get("include") {
         Some(include) => include.each()?.any(|at| at.value.as_str() == Some(LOGPROBS)),
         None => false,
     };
-    Ok((included || top > 0).then(|| u32::try_from(top).unwrap_or(0)))
+    Ok((included || top > 0).then_some(top))
+}
+
+/// How many of the likeliest tokens are to be told beside each one; 0 where that is not said.
+pub(crate) fn most_likely(root: &At<'_, '_>) -> Result<u32> {
+    let top = root.get("top_logprobs").map(|at| at.integer(0..=TOP_LOGPROBS)).transpose()?;
+    Ok(top.and_then(|top| u32::try_from(top).ok()).unwrap_or(0))
 }
 
 fn seed(root: &At<'_, '_>) -> Result<Option<u64>> {

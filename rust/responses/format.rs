@@ -46,18 +46,26 @@ impl Format {
         match kind.string()? {
             "text" => Ok(Self::Text),
             "json_object" => Ok(Self::JsonObject),
-            "json_schema" => Ok(Self::JsonSchema {
-                name: at.need("name")?.name()?.to_owned(),
-                description: at.get("description").map(|field| field.string().map(str::to_owned)).transpose()?,
-                schema: at.need("schema")?.object()?.clone(),
-                strict: at.get("strict").map(|field| field.boolean()).transpose()?.unwrap_or(false),
-            }),
+            "json_schema" => Self::json_schema(at),
             "grammar" => Ok(Self::Grammar {
                 syntax: at.need("syntax")?.one_of(&[("regex", Syntax::Regex), ("lark", Syntax::Lark)])?,
                 definition: at.need("definition")?.string()?.to_owned(),
             }),
             _ => Err(kind.wrong("one of \"text\", \"json_object\", \"json_schema\", \"grammar\"")),
         }
+    }
+
+    /// Reads a schema, with its name and what is said of it.
+    ///
+    /// # Errors
+    /// What is wrong with the first field at fault.
+    pub(crate) fn json_schema(at: &At<'_, '_>) -> Result<Self> {
+        Ok(Self::JsonSchema {
+            name: at.need("name")?.name()?.to_owned(),
+            description: at.get("description").map(|field| field.string().map(str::to_owned)).transpose()?,
+            schema: at.need("schema")?.object()?.clone(),
+            strict: at.get("strict").map(|field| field.boolean()).transpose()?.unwrap_or(false),
+        })
     }
 
     /// What the answer is held to; `None` for plain text.

@@ -24,6 +24,8 @@ const METADATA: (usize, usize, usize) = (16, 64, 512);
 const RETENTION: std::ops::RangeInclusive<i64> = 60..=7_776_000;
 /// The longest `cache_salt`, in bytes.
 const SALT: usize = 256;
+/// How much a model says unless told otherwise.
+const MEDIUM: &str = "medium";
 
 /// A request that has been checked from end to end.
 #[derive(Debug, Clone)]
@@ -197,7 +199,12 @@ fn refuse(root: &At<'_, '_>) -> Result<()> {
     {
         return Err(at.unsupported("is true: this server answers while the client waits").hint("use stream instead"));
     }
-    // These need no more than to be of their type: nothing here depends on them.
+    indifferent(root)?;
+    include(root)
+}
+
+/// What needs no more than to be of its type: nothing here depends on it.
+pub(crate) fn indifferent(root: &At<'_, '_>) -> Result<()> {
     flag(root, "store")?;
     for key in ["service_tier", "prompt_cache_retention"] {
         root.get(key).map(|at| at.string()).transpose()?;
@@ -215,7 +222,7 @@ fn refuse(root: &At<'_, '_>) -> Result<()> {
             return Err(at.wrong(format_args!("a string of 1 to {SALT} bytes")));
         }
     }
-    include(root)
+    Ok(())
 }
 
 fn include(root: &At<'_, '_>) -> Result<()> {
@@ -238,31 +245,41 @@ fn include(root: &At<'_, '_>) -> Result<()> {
     Ok(())
 }
 
+/// One of these words, where the field is there.
+fn word(at: &At<'_, '_>, key: &str, words: &[&'static str]) -> Result<Option<&'static str>> {
+    let pairs: Vec<_> = words.iter().map(|word| (*word, *word)).collect();
+    at.get(key).map(|field| field.one_of(&pairs)).transpose()
+}
+
+/// How hard the model should think, from a field of this name.
+pub(crate) fn effort(at: &At<'_, '_>, key: &str) -> Result<Option<&'static str>> {
+    word(at, key, &["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+}
+
+/// How much the model should say.
+pub(crate) fn verbosity(at: &At<'_, '_>) -> Result<&'static str> {
+    Ok(word(at, "verbosity", &["low", MEDIUM, "high"])?.unwrap_or(MEDIUM))
+}
+
 fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {
     let Some(at) = root.get("reasoning") else { return Ok(Reasoning::default()) };
     at.object()?;
-    let word = |key, words: &[&'static str]| {
-        let pairs: Vec<_> = words.iter().map(|word| (*word, *word)).collect();
-        at.get(key).map(|field| field.one_of(&pairs)).transpose()
-    };
     let summaries = ["auto", "concise", "detailed"];
     Ok(Reasoning {
-        effort: word("effort", &["none", "minimal", "low", "medium", "high", "xhigh", "max"])?,
-        summary: word("summary", &summaries)?.or(word("generate_summary", &summaries)?),
+        effort: effort(&at, "effort")?,
+        summary: word(&at, "summary", &summaries)?.or(word(&at, "generate_summary", &summaries)?),
     })
 }
 
 /// The form of the output, and the verbosity.
 fn text(root: &At<'_, '_>) -> Result<(Format, &'static str)> {
-    const MEDIUM: &str = "medium";
     let Some(text) = root.get("text") else { return Ok((Format::Text, MEDIUM)) };
     text.object()?;
     let format = text.get("format").map(|at| Format::read(&at)).transpose()?.unwrap_or_default();
-    let verbosity = text.get("verbosity").map(|at| at.one_of(&[("low", "low"), (MEDIUM, MEDIUM), ("high", "high")])).transpose()?;
-    Ok((format, verbosity.unwrap_or(MEDIUM)))
+    Ok((format, verbosity(&text)?))
 }
 
-fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {
+pub(crate) fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {
     let (pairs, longest_key, longest_value) = METADATA;
     let Some(at) = root.get("metadata") else { return Ok(Map::new()) };
     let mut kept = Map::new();
@@ -289,7 +306,7 @@ fn metadata(root: &At<'_, '_>) -> Result<Map<String, Value>> {
     Ok(kept)
 }
 
-fn stop(root: &At<'_, '_>) -> Result<Vec<String>> {
+pub(crate) fn stop(root: &At<'_, '_>) -> Result<Vec<String>> {
     let Some(at) = root.get("stop") else { return Ok(Vec::new()) };
     let nonempty = |at: &At<'_, '_>| match at.string()? {
         "" => Err(at.wrong("a text of at least one character")),

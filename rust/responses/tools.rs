@@ -18,7 +18,7 @@ use crate::text::Signatures;
 const CALL: &str = "<tool_call>";
 const END: &str = "}\n</tool_call>";
 /// The argument of a custom tool.
-pub(super) const INPUT: &str = "input";
+pub(crate) const INPUT: &str = "input";
 /// What stands between a namespace and a name.
 const BETWEEN: &str = "__";
 
@@ -131,7 +131,8 @@ impl Tools {
         self.order.is_empty()
     }
 
-    fn add(&mut self, at: &At<'_, '_>, namespace: Option<&str>, custom: bool) -> Result<()> {
+    /// Adds the tool that is described here: a function, or a custom one.
+    pub(crate) fn add(&mut self, at: &At<'_, '_>, namespace: Option<&str>, custom: bool) -> Result<()> {
         let name = at.need("name")?;
         let name = name.name()?;
         let described = at.get("description").map(|at| at.string()).transpose()?.unwrap_or_default();
@@ -153,6 +154,40 @@ impl Tools {
         }
         self.order.push(flat);
         Ok(())
+    }
+
+    /// This one has to be called, once.
+    pub(crate) fn force(&mut self, name: String) {
+        self.forced = vec![name];
+        self.once = true;
+    }
+
+    /// Leaves these alone.
+    pub(crate) fn allow(&mut self, allowed: &[String]) {
+        (self.order, self.barred) = std::mem::take(&mut self.order).into_iter().partition(|name| allowed.contains(name));
+        self.shown.retain(|name, _| allowed.contains(name));
+    }
+
+    /// One of them has to be called.
+    pub(crate) fn require(&mut self, at: &At<'_, '_>) -> Result<()> {
+        if self.order.is_empty() {
+            let what = format!("`{}` asks for a call, and there are no tools that could be called", at.path());
+            return Err(Error::new(Code::InvalidValue, what).hint("give tools, or leave the choice out").at(at.path()));
+        }
+        self.forced.clone_from(&self.order);
+        Ok(())
+    }
+
+    /// The name, as templates know it, of the tool that a choice names.
+    pub(crate) fn find(&self, namespace: Option<&str>, name: &At<'_, '_>) -> Result<String> {
+        let flat = flat(namespace, name.string()?);
+        if self.shown.contains_key(&flat) {
+            return Ok(flat);
+        }
+        let names = self.order.join(", ");
+        let what =
+            if names.is_empty() { "the name of a tool, and there are none".to_owned() } else { format!("the name of a tool: {names}") };
+        Err(name.wrong(what))
     }
 }
 
@@ -197,7 +232,7 @@ fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
     match at.value {
         Value::String(_) => match at.one_of(&[("none", "none"), ("auto", "auto"), ("required", "required")])? {
             "required" => {
-                require(tools, &at)?;
+                tools.require(&at)?;
                 Ok(Value::from("required"))
             }
             "none" => {
@@ -208,8 +243,8 @@ fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
         },
         Value::Object(object) => match at.need("type")?.string()? {
             "function" | "custom" => {
-                tools.forced = vec![chosen(tools, &at)?];
-                tools.once = true;
+                let name = chosen(tools, &at)?;
+                tools.force(name);
                 Ok(Value::Object(object.clone()))
             }
             "allowed_tools" => {
@@ -222,10 +257,9 @@ fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
                         kind => tracing::debug!(kind, "a tool of this kind is not shown, allowed or not"),
                     }
                 }
-                (tools.order, tools.barred) = std::mem::take(&mut tools.order).into_iter().partition(|name| allowed.contains(name));
-                tools.shown.retain(|name, _| allowed.contains(name));
+                tools.allow(&allowed);
                 if mode == "required" {
-                    require(tools, &at)?;
+                    tools.require(&at)?;
                 }
                 let mut kept: Map<String, Value> = object.clone();
                 kept.insert("mode".to_owned(), Value::from(mode));
@@ -240,27 +274,10 @@ fn choose(tools: &mut Tools, root: &At<'_, '_>) -> Result<Value> {
     }
 }
 
-/// One of the tools has to be called.
-fn require(tools: &mut Tools, at: &At<'_, '_>) -> Result<()> {
-    if tools.order.is_empty() {
-        let what = format!("`{}` asks for a call, and there are no tools that could be called", at.path());
-        return Err(Error::new(Code::InvalidValue, what).hint("give tools, or leave the choice out").at(at.path()));
-    }
-    tools.forced.clone_from(&tools.order);
-    Ok(())
-}
-
 /// The name, as templates know it, of the tool that a choice names.
 fn chosen(tools: &Tools, at: &At<'_, '_>) -> Result<String> {
     let namespace = at.get("namespace").map(|at| at.string()).transpose()?;
-    let name = at.need("name")?;
-    let flat = flat(namespace, name.string()?);
-    if tools.shown.contains_key(&flat) {
-        return Ok(flat);
-    }
-    let names = tools.order.join(", ");
-    let what = if names.is_empty() { "the name of a tool, and there are none".to_owned() } else { format!("the name of a tool: {names}") };
-    Err(name.wrong(what))
+    tools.find(namespace, &at.need("name")?)
 }
 
 /// A schema of arguments with what templates look for in one.
@@ -281,6 +298,8 @@ fn schema(mut schema: Map<String, Value>) -> Value {
 fn format(at: &At<'_, '_>, description: &str) -> Result<String> {
     let Some(format) = at.get("format") else { return Ok(description.to_owned()) };
     format.object()?;
-    let grammar = format.get("definition").map(|at| at.string()).transpose()?;
+    // Chat Completions has it one level deeper.
+    let inner = format.get("grammar");
+    let grammar = inner.as_ref().unwrap_or(&format).get("definition").map(|at| at.string()).transpose()?;
     Ok(grammar.map_or_else(|| description.to_owned(), |grammar| format!("{description}\nThe input follows this grammar:\n{grammar}")))
 }

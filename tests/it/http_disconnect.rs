@@ -10,14 +10,18 @@ use crate::http_support::{Server, gated, post, until};
 const STREAM: &str = r#"{"input":"hi","stream":true}"#;
 const OBJECT: &str = r#"{"input":"hi"}"#;
 
-/// Asks, leaves once the engine has the request, and waits until the engine is free of it.
 async fn leave_while_it_runs(body: &str, steps_before: usize) {
+    leave("/v1/responses", body, steps_before).await;
+}
+
+/// Asks, leaves once the engine has the request, and waits until the engine is free of it.
+pub async fn leave(path: &'static str, body: &str, steps_before: usize) {
     let (gate, mock) = gated();
     let server = Server::start(mock).await;
     let mut client = server.client().await;
     let body = body.to_owned();
     let ask = tokio::spawn(async move {
-        let mut response = client.begin(post("/v1/responses", body)).await;
+        let mut response = client.begin(post(path, body)).await;
         while response.frame().await.is_some() {}
     });
     until("the engine has the request", || server.load().running == 1).await;

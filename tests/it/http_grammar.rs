@@ -41,13 +41,13 @@ fn engine(port: &Port) {
     }
 }
 
-async fn server() -> Server {
+pub async fn server() -> Server {
     let mut server = Server::absent(Options::default(), 8).await;
     server.launch_engine(|launch| engine(&launch.port));
     server
 }
 
-fn schema() -> Value {
+pub fn schema() -> Value {
     json!({
         "type": "object",
         "properties": {"on": {"type": "boolean"}, "size": {"type": "integer", "minimum": 1, "maximum": 12}},

@@ -3,11 +3,15 @@
 
 mod answer;
 mod calls;
+mod completions_request;
+mod completions_stream;
 mod corpus;
 mod decode;
 mod fetch;
 mod grammar;
 mod hosted;
+mod http_chat;
+mod http_chat_ends;
 mod http_disconnect;
 mod http_door;
 mod http_grammar;

@@ -22,7 +22,7 @@ impl Sink for Heard {
     }
 }
 
-fn usage() -> Usage {
+pub fn usage() -> Usage {
     let start = Instant::now();
     let at = |milliseconds| Some(start + Duration::from_millis(milliseconds));
     let submitted = start + Duration::from_millis(10);
@@ -31,7 +31,7 @@ fn usage() -> Usage {
     Usage::new(100, 5, &timing, &arrival)
 }
 
-fn stream(thoughts: ReasoningEvents) -> Stream {
+pub fn stream(thoughts: ReasoningEvents) -> Stream {
     let tools = json!([
         {"type": "function", "name": "weather"},
         {"type": "custom", "name": "draw"},
@@ -53,21 +53,21 @@ fn stream(thoughts: ReasoningEvents) -> Stream {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum End {
+pub enum End {
     Ending(Ending),
     Failure,
 }
 
 /// What a model does, one thing after another.
 #[derive(Debug, Clone)]
-enum Act {
+pub enum Act {
     Says(Vec<String>),
     Thinks(Vec<String>),
     /// The tool, the arguments as they come, and whether they end.
     Calls(&'static str, Vec<String>, Option<bool>),
 }
 
-fn acts() -> impl Strategy<Value = Vec<Act>> {
+pub fn acts() -> impl Strategy<Value = Vec<Act>> {
     let words = || prop::collection::vec("[a-zé🔥\"\\\\\n ]{1,5}", 1..5);
     let call =
         (prop::sample::select(vec!["weather", "ns__do", "draw", "nobody"]), prop::collection::vec("[a-z{}]{1,4}", 0..4), any::<bool>());
@@ -85,7 +85,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 /// The pieces in which it is told; `joined`: with neighbours as one.
-fn told(acts: &[Act], joined: bool) -> Vec<(Kind, String)> {
+pub fn told(acts: &[Act], joined: bool) -> Vec<(Kind, String)> {
     let mut found: Vec<(Kind, String)> = Vec::new();
     let mut tell = |kind, pieces: &[String]| {
         if joined && !pieces.is_empty() {
