@@ -28,6 +28,7 @@ pub mod worker;
 
 pub mod http;
 
+mod anthropic;
 pub mod completions;
 pub mod responses;
 

@@ -44,6 +44,7 @@ pub fn read(body: &[u8]) -> Result<(Request, Wanted)> {
         controls: Controls { top_logprobs, ..controls::sampling(&root)? },
         speculation: controls::speculation(&root),
         stop: stop(&root)?,
+        prefill: None,
         truncation: Truncation::Disabled,
         echo: Echo {
             instructions: None,

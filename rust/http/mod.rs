@@ -1,13 +1,14 @@
-//! The HTTP door: the Responses API, Chat Completions, the list of models and the health of the process, over TCP and Unix sockets.
+//! The HTTP door: the Responses API, Chat Completions, Messages, the list of models and the health of the process, over TCP and Unix sockets.
 //!
 //! [`serve`] accepts connections and ends them, `patient` those that take nothing of their answer; `routes` answers one request, with `inbound` for its body and `host` for whom it claims to
 //! speak to; `sse` streams events, `outbound` is every other answer, `models` and `health` are the two small resources. hyper speaks HTTP. What
-//! may be asked of a model is not known here but in [`crate::responses`] and [`crate::completions`].
+//! may be asked of a model is not known here but in [`crate::responses`], [`crate::completions`] and `crate::anthropic`.
 
 mod completions;
 mod health;
 mod host;
 mod inbound;
+mod messages;
 mod models;
 mod outbound;
 mod patient;

@@ -18,7 +18,7 @@ use super::inbound::Inbound;
 use super::outbound::{self, Body};
 use super::server::{App, Local};
 use super::sse::{Events, Named, Wire};
-use super::{completions, health, host, inbound, models};
+use super::{completions, health, host, inbound, messages, models};
 use crate::error::{Code, Error, Result};
 use crate::models::{Hosted, Model, beside};
 use crate::responses::{self, Arrival, Running};
@@ -41,6 +41,8 @@ enum Resource<'a> {
     Responses,
     InputTokens,
     ChatCompletions,
+    Messages,
+    CountTokens,
     Models,
     Model(&'a str),
     Health,
@@ -52,6 +54,8 @@ impl<'a> Resource<'a> {
             "/v1/responses" => Some(Self::Responses),
             "/v1/responses/input_tokens" => Some(Self::InputTokens),
             "/v1/chat/completions" => Some(Self::ChatCompletions),
+            "/v1/messages" => Some(Self::Messages),
+            "/v1/messages/count_tokens" => Some(Self::CountTokens),
             "/v1/models" => Some(Self::Models),
             "/health" => Some(Self::Health),
             _ => path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()).map(Self::Model),
@@ -60,14 +64,14 @@ impl<'a> Resource<'a> {
 
     fn allows(&self, method: &Method) -> bool {
         match self {
-            Self::Responses | Self::InputTokens | Self::ChatCompletions => method == Method::POST,
+            Self::Responses | Self::InputTokens | Self::ChatCompletions | Self::Messages | Self::CountTokens => method == Method::POST,
             _ => method == Method::GET || method == Method::HEAD,
         }
     }
 
     fn allowed(&self) -> &'static str {
         match self {
-            Self::Responses | Self::InputTokens | Self::ChatCompletions => "POST",
+            Self::Responses | Self::InputTokens | Self::ChatCompletions | Self::Messages | Self::CountTokens => "POST",
             _ => "GET, HEAD",
         }
     }
@@ -78,17 +82,26 @@ pub(crate) async fn answer(app: &App, local: Local, request: Request<Incoming>) 
     let arrived = Arrived { at: Instant::now(), time: responses::now() };
     let (parts, body) = request.into_parts();
     let mut body = Inbound::new(body, &parts.headers, app.options.max_body, app.options.body_timeout);
-    let mut response = match dispatch(app, local, &parts, &mut body, arrived).await {
+    let id = app.request_id();
+    let mut response = match dispatch(app, local, &parts, &mut body, arrived, &id).await {
         Ok(response) => response,
-        Err(error) => outbound::error(&error),
+        Err(error) => refused(parts.uri.path(), &error, &id),
     };
     if !body.discard().await {
         outbound::close(&mut response);
     }
-    if let Ok(id) = HeaderValue::try_from(app.request_id()) {
+    if let Ok(id) = HeaderValue::try_from(id) {
+        if messages::has(parts.uri.path()) {
+            response.headers_mut().insert(messages::REQUEST_ID, id.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
+}
+
+/// An error in the form of the API that the path belongs to.
+fn refused(path: &str, error: &Error, id: &str) -> Response<Body> {
+    if messages::has(path) { messages::error(error, id) } else { outbound::error(error) }
 }
 
 /// When the head of a request was read.
@@ -99,7 +112,7 @@ pub(super) struct Arrived {
     pub(super) time: u64,
 }
 
-async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, arrived: Arrived) -> Result<Response<Body>> {
+async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, arrived: Arrived, id: &str) -> Result<Response<Body>> {
     host::check(parts, local, &app.options.allowed_hosts)?;
     let path = parts.uri.path();
     let Some(resource) = Resource::at(path) else {
@@ -109,7 +122,7 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
     if !resource.allows(&parts.method) {
         let allowed = resource.allowed();
         let error = Error::new(Code::MethodNotAllowed, format!("{} is not for {path}", parts.method)).hint(format!("use {allowed}"));
-        let mut response = outbound::error(&error);
+        let mut response = refused(path, &error, id);
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
         return Ok(response);
     }
@@ -127,6 +140,14 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
         Resource::ChatCompletions => {
             inbound::json(&parts.headers)?;
             completions::create(app, body, arrived).await
+        }
+        Resource::Messages => {
+            inbound::json(&parts.headers)?;
+            messages::create(app, body, arrived, id).await
+        }
+        Resource::CountTokens => {
+            inbound::json(&parts.headers)?;
+            messages::count(app, body, arrived).await
         }
         Resource::Models => Ok(outbound::json(StatusCode::OK, &models::list(&app.models))),
         Resource::Model(id) => {

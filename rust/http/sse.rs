@@ -40,6 +40,11 @@ enum Begin {
 pub(crate) trait Wire: Send {
     /// Adds an event to what is to be sent, as whole blocks, or nothing where this form has no word for it.
     fn write(&mut self, event: Event<'_>, into: &mut Vec<u8>);
+
+    /// What breaks silence: whole blocks that clients pass over.
+    fn silence(&self) -> &'static [u8] {
+        COMMENT
+    }
 }
 
 /// As the Responses API has them.
@@ -148,7 +153,7 @@ impl Events {
                     ready!(self.alarm.as_mut().poll(cx));
                 }
                 self.alarm.as_mut().reset(Instant::now() + self.every);
-                self.buffer.extend_from_slice(COMMENT);
+                self.buffer.extend_from_slice(self.wire.silence());
             }
         }
         self.quiet_since = Instant::now();

@@ -196,6 +196,12 @@ impl Answer {
         self.thoughts
     }
 
+    /// The stop string that ended it.
+    #[must_use]
+    pub fn stopped_by(&self) -> Option<&str> {
+        self.stop.stopped().and_then(|index| self.stop.stop(index))
+    }
+
     /// When the stages so far were reached.
     #[must_use]
     pub fn timing(&self) -> Timing {

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::event::{Sink, Unheard};
+use super::format::Format;
 use super::ids::Ids;
 use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Reasoning, Request, Truncation};
@@ -55,6 +56,7 @@ struct Held {
     model: Arc<Model>,
     place: Place,
     turns: Vec<Turn>,
+    prefill: Option<String>,
     tools: Arc<Tools>,
     reasoning: Reasoning,
     parallel: bool,
@@ -71,7 +73,8 @@ struct Held {
 impl Held {
     /// How long the prompt's text is before a template writes it, in bytes.
     fn length(&self) -> usize {
-        self.turns.iter().map(Turn::len).sum::<usize>() + self.tools.weight()
+        let prefill = self.prefill.as_ref().map_or(0, String::len);
+        self.turns.iter().map(Turn::len).sum::<usize>() + prefill + self.tools.weight()
     }
 
     /// Whether the prompt is so short that it fits the window whatever it becomes.
@@ -92,6 +95,7 @@ impl Held {
             model,
             place,
             turns,
+            prefill,
             tools,
             reasoning,
             parallel,
@@ -108,6 +112,7 @@ impl Held {
             // All of the answer is held to a form, which has no room for thoughts.
             options.enable_thinking = Some(false);
         }
+        options.prefill = prefill;
         let mut prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
@@ -142,7 +147,7 @@ impl Running {
     /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not and for a
     /// grammar that cannot be used, `queue_full`, and what the template or the engine complains of.
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64, thoughts: ReasoningEvents) -> Result<Self> {
-        let Request { turns, tools, stream, max_output_tokens, controls, speculation, stop, truncation, echo, .. } = request;
+        let Request { turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, truncation, echo, .. } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
         // A call that has to be made goes before a form for words: some clients send both, meaning the same.
         let calls = tools.grammar(echo.parallel_tool_calls);
@@ -176,6 +181,7 @@ impl Running {
             model,
             place,
             turns,
+            prefill,
             tools,
             reasoning,
             parallel,
@@ -243,6 +249,9 @@ impl Running {
     }
 
     fn end(&mut self, ending: Ending, sink: &mut impl Sink) {
+        if let Stage::Answering(answer) = &self.stage {
+            self.stream.stopped_by(answer.stopped_by());
+        }
         self.stream.end(ending, self.usage(), now(), sink);
     }
 
@@ -270,7 +279,8 @@ impl Running {
     }
 
     /// What is known of tokens and times; nothing before the engine has the request.
-    fn usage(&self) -> Option<Usage> {
+    #[must_use]
+    pub fn usage(&self) -> Option<Usage> {
         let Stage::Answering(answer) = &self.stage else { return None };
         let timing = Timing { tokens: answer.tokens(), ..answer.timing() };
         Some(Usage::new(answer.prompt_tokens(), answer.reasoning_tokens(), &timing, &self.arrival))
@@ -282,8 +292,14 @@ impl Running {
 /// # Errors
 /// As [`Running::start`], but for what belongs to an answer.
 pub async fn count(model: Arc<Model>, request: Request) -> Result<usize> {
-    let Request { turns, tools, truncation, max_output_tokens, echo, .. } = request;
-    let make = move || prompt(&model, &turns, &options(&tools, echo.reasoning), truncation, max_output_tokens);
+    let Request { turns, prefill, tools, truncation, max_output_tokens, echo, .. } = request;
+    let mut options = options(&tools, echo.reasoning);
+    if tools.is_forced() || echo.format != Format::Text {
+        // As it is when the answer is made.
+        options.enable_thinking = Some(false);
+    }
+    options.prefill = prefill;
+    let make = move || prompt(&model, &turns, &options, truncation, max_output_tokens);
     Ok(beside(make).await.map_err(|error| error.at("input"))?.ids.len())
 }
 

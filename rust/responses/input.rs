@@ -73,6 +73,11 @@ impl History {
         turns
     }
 
+    /// Takes the last turn away.
+    pub(crate) fn take_last(&mut self) -> Option<Turn> {
+        self.turns.pop()
+    }
+
     /// Words, which go on where the same role has spoken last, unless it is the user.
     fn say(&mut self, role: Role, text: &str) {
         match self.turns.last_mut() {

@@ -171,6 +171,9 @@ pub struct Response {
     pub logit_bias: BTreeMap<u32, f32>,
     pub seed: Option<u64>,
     pub stop: Vec<String>,
+    /// The stop string that ended it, for forms of an answer that tell it.
+    #[serde(skip)]
+    pub stopped_by: Option<String>,
 }
 
 /// What a response is made from before its first token.
@@ -247,6 +250,7 @@ impl From<Begin> for Response {
             logit_bias: effective.logit_bias,
             seed: effective.seed,
             stop,
+            stopped_by: None,
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::models::Controls;
 use crate::prompt::Turn;
 
 /// The most stop strings of one request.
-const STOPS: usize = 16;
+pub(crate) const STOPS: usize = 16;
 /// The most metadata pairs, and the longest key and value, in characters.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// `metadata.retention_seconds`: a minute to ninety days.
@@ -34,6 +34,8 @@ pub struct Request {
     pub model: Option<String>,
     /// The conversation.
     pub turns: Vec<Turn>,
+    /// Text that the answer is made to begin with; not part of what comes back.
+    pub prefill: Option<String>,
     /// The tools that the model may call.
     pub tools: Arc<Tools>,
     /// Whether events are wanted, or one object.
@@ -106,7 +108,7 @@ impl Request {
         Self::read(&At::root(&value(body)?))
     }
 
-    fn read(root: &At<'_, '_>) -> Result<Self> {
+    pub(crate) fn read(root: &At<'_, '_>) -> Result<Self> {
         root.object()?;
         refuse(root)?;
         let string = |key| root.get(key).map(|at| at.string().map(str::to_owned)).transpose();
@@ -117,6 +119,7 @@ impl Request {
         Ok(Self {
             model: string("model")?,
             turns,
+            prefill: None,
             tools: Arc::new(tools),
             stream: flag(root, "stream")?.unwrap_or(false),
             max_output_tokens: whole(root, "max_output_tokens", 1)?,

@@ -145,6 +145,11 @@ impl Stream {
         }
     }
 
+    /// Says which stop string is about to end the response.
+    pub fn stopped_by(&mut self, stop: Option<&str>) {
+        self.response.stopped_by = stop.map(str::to_owned);
+    }
+
     /// Ends the response as the answer ended, at `now` seconds since 1970. An answer without anything has a message all the same.
     pub fn end(&mut self, ending: Ending, usage: Option<Usage>, now: u64, sink: &mut impl Sink) {
         if self.over {

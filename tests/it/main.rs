@@ -16,6 +16,8 @@ mod http_disconnect;
 mod http_door;
 mod http_grammar;
 mod http_limits;
+mod http_messages;
+mod http_messages_input;
 mod http_shutdown;
 mod http_stream;
 mod http_support;
