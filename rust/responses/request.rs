@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -17,13 +18,17 @@ use crate::models::Controls;
 use crate::prompt::Turn;
 
 /// The most stop strings of one request.
-const STOPS: usize = 16;
+pub(super) const STOPS: usize = 16;
 /// The most metadata pairs, and the longest key and value, in characters.
-const METADATA: (usize, usize, usize) = (16, 64, 512);
+pub(super) const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// `metadata.retention_seconds`: a minute to ninety days.
-const RETENTION: std::ops::RangeInclusive<i64> = 60..=7_776_000;
+pub(super) const RETENTION: std::ops::RangeInclusive<i64> = 60..=7_776_000;
 /// The longest `cache_salt`, in bytes.
-const SALT: usize = 256;
+pub(super) const SALT: usize = 256;
+/// How hard a model may be told to think.
+pub(super) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+/// How thoughts may be summed up.
+pub(super) const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
 
 /// A request that has been checked from end to end.
 #[derive(Debug, Clone)]
@@ -51,7 +56,7 @@ pub struct Request {
 }
 
 /// What happens to a prompt that does not fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncation {
     /// The oldest turns are left out.
@@ -61,11 +66,13 @@ pub enum Truncation {
 }
 
 /// How hard a model should think, and what of it is shown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Reasoning {
     /// `none` is off.
+    #[schemars(extend("enum" = super::schema::words(&EFFORTS)))]
     pub effort: Option<&'static str>,
     /// How thoughts are summed up.
+    #[schemars(extend("enum" = super::schema::words(&SUMMARIES)))]
     pub summary: Option<&'static str>,
 }
 
@@ -235,10 +242,9 @@ fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {
         let pairs: Vec<_> = words.iter().map(|word| (*word, *word)).collect();
         at.get(key).map(|field| field.one_of(&pairs)).transpose()
     };
-    let summaries = ["auto", "concise", "detailed"];
     Ok(Reasoning {
-        effort: word("effort", &["none", "minimal", "low", "medium", "high", "xhigh", "max"])?,
-        summary: word("summary", &summaries)?.or(word("generate_summary", &summaries)?),
+        effort: word("effort", &EFFORTS)?,
+        summary: word("summary", &SUMMARIES)?.or(word("generate_summary", &SUMMARIES)?),
     })
 }
 

@@ -12,6 +12,7 @@ mod http_disconnect;
 mod http_door;
 mod http_grammar;
 mod http_limits;
+mod http_metrics;
 mod http_shutdown;
 mod http_stream;
 mod http_support;

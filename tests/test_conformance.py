@@ -1,0 +1,212 @@
+"""Everything that the HTTP door says, held to what others say it should be.
+
+Answers and events of varied requests are gathered once and validated by the models of the `openai` and `openresponses-types` packages, strictly; by the
+Open Responses document where that is present (`EMBERD_OPEN_RESPONSES`, else `../shared/spec`); and by the server's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import openresponses_types as spec
+import pytest
+from openai.types import Model
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from pydantic import TypeAdapter
+
+from support.serve import Server, server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = Path(__file__).parent
+DOCUMENT = Path(os.environ.get("EMBERD_OPEN_RESPONSES", HERE.parent.parent / "shared/spec/open-responses-openapi.json"))
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "description": "what the weather is",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+DRAW = {"type": "custom", "name": "draw", "description": "draws what it is told"}
+AGENTS = {"type": "namespace", "name": "agents", "description": "others", "tools": [{**WEATHER, "name": "close"}]}
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for and what the mock's model says to it."""
+
+    answer: str
+    body: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    common: bool = True
+    """Whether all of it is in the Open Responses document too, which knows no custom tools, no namespaces and no extensions of events."""
+
+
+ASKED = {
+    "text": Asked("A small model keeps warm."),
+    "nothing": Asked(""),
+    "blank": Asked("\n \n"),
+    "thoughts": Asked("<think>\nHm, let me see.\n</think>\n\nSo it is."),
+    "thoughts only": Asked("<think>\nHm, let me see.", {"max_output_tokens": 12}),
+    "thoughts as text": Asked("<think>Hm.</think>So.", options=("--reasoning-events", "text"), common=False),
+    "call": Asked(call("weather", city="Paris"), {"tools": [WEATHER]}),
+    "call without arguments": Asked(call("weather"), {"tools": [WEATHER]}),
+    "thoughts, text, calls, text": Asked(
+        "<think>Hm.</think>I ask.\n" + call("weather", city="Paris") + call("weather", city="Rome") + "There.",
+        {"tools": [WEATHER], "parallel_tool_calls": True},
+    ),
+    "one call of two": Asked(
+        call("weather", city="Paris") + call("weather", city="Rome"),
+        {"tools": [WEATHER], "parallel_tool_calls": False},
+    ),
+    "malformed call": Asked('<tool_call>\n{"name": "weather", "arguments": {"city": ', {"tools": [WEATHER]}),
+    "call cut short": Asked(call("weather", city="Paris"), {"tools": [WEATHER], "max_output_tokens": 60}),
+    "custom and namespace": Asked(
+        call("draw", input="a sun") + call("agents__close", city="x"),
+        {"tools": [DRAW, AGENTS, {"type": "web_search"}]},
+        common=False,
+    ),
+    "custom cut short": Asked(
+        call("draw", input="a sun and a cloud"), {"tools": [DRAW], "max_output_tokens": 60}, common=False
+    ),
+    "cut short": Asked("A small model keeps warm.", {"max_output_tokens": 3}),
+    "one token": Asked("A small model keeps warm.", {"max_output_tokens": 1}),
+    "stop string": Asked("A small model keeps warm.", {"stop": ["keeps"]}),
+    "everything told again": Asked(
+        "Yes.",
+        {
+            "instructions": "Be brief.",
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "Is it?"}]}],
+            "tools": [WEATHER],
+            "tool_choice": "none",
+            "metadata": {"a": "b", "retention_seconds": 60},
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 40,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1,
+            "presence_penalty": 0.5,
+            "frequency_penalty": -0.5,
+            "logit_bias": {"7": -1},
+            "seed": 7,
+            "user": "me",
+            "safety_identifier": "id",
+            "prompt_cache_key": "a key that is long",
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "text": {"verbosity": "low", "format": {"type": "text"}},
+            "truncation": "auto",
+            "max_tool_calls": 3,
+            "service_tier": "auto",
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+            "stream_options": {"include_obfuscation": False},
+        },
+    ),
+    "allowed tools": Asked(
+        "No.",
+        {
+            "tools": [WEATHER],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of one request, as it was read off the wire: an object, and the events of the same request as a stream."""
+
+    asked: Asked
+    response: bytes
+    events: list[bytes]
+
+
+def raw(one: Server, method: str, path: str, body: object = None) -> bytes:
+    connection = one.connection()
+    try:
+        connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def events(text: bytes) -> list[bytes]:
+    """The data of each event of a whole stream."""
+    lines = [line.removeprefix(b"data: ") for line in text.split(b"\n") if line.startswith(b"data: ")]
+    assert lines.pop() == b"[DONE]"
+    return lines
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
+    """All of it, asked for once."""
+    home = tmp_path_factory.mktemp("home")
+    found = {}
+    for options in {asked.options for asked in ASKED.values()}:
+        these = {name: asked for name, asked in ASKED.items() if asked.options == options}
+        # Each is asked twice.
+        script = [f"--mock-answer={asked.answer}" for asked in these.values() for _ in range(2)]
+        with server(*script, *options, home=home) as one:
+            for name, asked in these.items():
+                body = {"input": "hi", **asked.body}
+                whole = raw(one, "POST", "/v1/responses", body)
+                found[name] = Said(asked, whole, events(raw(one, "POST", "/v1/responses", {**body, "stream": True})))
+    return found
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[list[bytes]]:
+    """The events of an answer that the server's end cuts off."""
+    folder = tmp_path_factory.mktemp("slow")
+    (folder / "sitecustomize.py").write_text(
+        "import time\n"
+        "from emberd.echo import EchoEngine\n"
+        "step = EchoEngine.step\n"
+        "EchoEngine.step = lambda engine: (time.sleep(0.02), step(engine))[1]\n"
+    )
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    with (
+        server("--grace", "0", engine="echo", home=folder, PYTHONPATH=path) as one,
+        one.stream({"input": "word " * 2000}) as stream,
+    ):
+        found = [next(iter(stream))[1]]
+        one.process.signal(signal.SIGTERM)
+        found += [event for _, event in stream]
+    yield [json.dumps(event).encode() for event in found]
+
+
+@cache
+def document() -> Any:
+    return json.loads(DOCUMENT.read_text())
+
+
+def validator(whole: Any, schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    """Of a schema that refers to the components of a document."""
+    return jsonschema.Draft202012Validator({**schema, "components": whole["components"]})
+
+
+def complain(judge: jsonschema.Draft202012Validator, data: bytes) -> None:
+    found = [f"{error.json_path}: {error.message[:300]}" for error in judge.iter_errors(json.loads(data))]
+    assert not found, (found, data)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_answers_and_events_are_what_openai_documents(name: str, said: dict[str, Said]) -> None:
+    Response.model_validate_json(said[name].response, strict=True)
+    for event in said[name].events:
+        EVENT.validate_json(event, strict=True)
