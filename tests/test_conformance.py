@@ -20,12 +20,12 @@ import pytest
 from openai.types import Model
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from support.serve import Server, server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 HERE = Path(__file__).parent
 DOCUMENT = Path(os.environ.get("EMBERD_OPEN_RESPONSES", HERE.parent.parent / "shared/spec/open-responses-openapi.json"))
@@ -121,7 +121,11 @@ ASKED = {
         "No.",
         {
             "tools": [WEATHER],
-            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "weather"}],
+            },
         },
     ),
 }
@@ -170,7 +174,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[list[bytes]]:
+def failed(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The events of an answer that the server's end cuts off."""
     folder = tmp_path_factory.mktemp("slow")
     (folder / "sitecustomize.py").write_text(
@@ -182,12 +186,12 @@ def failed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     with (
         server("--grace", "0", engine="echo", home=folder, PYTHONPATH=path) as one,
-        one.stream({"input": "word " * 2000}) as stream,
+        one.stream({"input": "word " * 200}) as stream,
     ):
         found = [next(iter(stream))[1]]
         one.process.signal(signal.SIGTERM)
         found += [event for _, event in stream]
-    yield [json.dumps(event).encode() for event in found]
+    return [json.dumps(event).encode() for event in found]
 
 
 @cache
@@ -210,3 +214,136 @@ def test_answers_and_events_are_what_openai_documents(name: str, said: dict[str,
     Response.model_validate_json(said[name].response, strict=True)
     for event in said[name].events:
         EVENT.validate_json(event, strict=True)
+
+
+@cache
+def models() -> dict[str, type[BaseModel]]:
+    """The models of events in `openresponses-types`, by the type of the event."""
+    found = {}
+    for name, model in vars(spec).items():
+        if name.endswith("StreamingEvent"):
+            [kind] = model.model_fields["type"].annotation
+            found[kind.value] = model
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, asked in ASKED.items() if asked.common])
+def test_answers_and_events_are_what_open_responses_documents(name: str, said: dict[str, Said]) -> None:
+    spec.ResponseResource.model_validate_json(said[name].response, strict=True)
+    for event in said[name].events:
+        models()[json.loads(event)["type"]].model_validate_json(event, strict=True)
+
+
+@pytest.mark.skipif(not DOCUMENT.exists(), reason="the Open Responses document is not here")
+@pytest.mark.parametrize("name", [name for name, asked in ASKED.items() if asked.common])
+def test_answers_and_events_are_what_the_open_responses_document_has(name: str, said: dict[str, Said]) -> None:
+    content = document()["paths"]["/responses"]["post"]["responses"]["200"]["content"]
+    complain(validator(document(), content["application/json"]["schema"]), said[name].response)
+    for event in said[name].events:
+        complain(validator(document(), content["text/event-stream"]["schema"]), event)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_answers_and_events_are_what_the_server_itself_documents(name: str, said: dict[str, Said], own: Any) -> None:
+    content = own["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]
+    complain(validator(own, content["application/json"]["schema"]), said[name].response)
+    for event in said[name].events:
+        complain(validator(own, content["text/event-stream"]["x-itemSchema"]), event)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_stream_ends_in_the_object_that_is_answered_without_one(name: str, said: dict[str, Said]) -> None:
+    def settled(response: dict[str, Any]) -> dict[str, Any]:
+        """Without what is different each time: ids and times."""
+
+        def bare(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: bare(each) for key, each in value.items() if key not in ("id", "call_id")}
+            return [bare(each) for each in value] if isinstance(value, list) else value
+
+        usage = {key: count for key, count in response["usage"].items() if "tokens" in key and "per_second" not in key}
+        return {
+            **bare(response),
+            "usage": usage,
+            "created_at": 0,
+            "completed_at": bool(response["completed_at"]),
+            "seed": 0,
+        }
+
+    last = json.loads(said[name].events[-1])["response"]
+    whole = json.loads(said[name].response)
+    assert settled(last) == settled(whole)
+    kinds = {"incomplete": "response.incomplete", "completed": "response.completed"}
+    assert json.loads(said[name].events[-1])["type"] == kinds[whole["status"]]
+
+
+def test_a_failure_in_a_stream_is_documented_by_all(failed: list[bytes], own: Any) -> None:
+    last = json.loads(failed[-1])
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    content = own["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]
+    for event in failed:
+        EVENT.validate_json(event, strict=True)
+        models()[json.loads(event)["type"]].model_validate_json(event, strict=True)
+        complain(validator(own, content["text/event-stream"]["x-itemSchema"]), event)
+        if DOCUMENT.exists():
+            schema = document()["paths"]["/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
+            complain(validator(document(), schema["schema"]), event)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for what is no answer."""
+    with server("--max-body", "4096", home=tmp_path_factory.mktemp("plain")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def own(plain: Server) -> Any:
+    """The server's document."""
+    return plain.get("/openapi.json")[1]
+
+
+def test_the_other_objects_are_what_openai_and_the_server_document(plain: Server, own: Any) -> None:
+    of = {path: item["get"]["responses"]["200"]["content"] for path, item in own["paths"].items() if "get" in item}
+    for path, template, model in [
+        ("/v1/models/smollm2-135m", "/v1/models/{id}", Model),
+        ("/v1/models", "/v1/models", None),
+        ("/health", "/health", None),
+        ("/health?live", "/health", None),
+    ]:
+        data = raw(plain, "GET", path)
+        complain(validator(own, of[template]["application/json"]["schema"]), data)
+        if model is not None:
+            model.model_validate_json(data, strict=True)
+    for each in plain.get("/v1/models")[1]["data"]:
+        Model.model_validate(each, strict=True)
+    counted = raw(plain, "POST", "/v1/responses/input_tokens", {"input": "hi"})
+    InputTokenCountResponse.model_validate_json(counted, strict=True)
+    content = own["paths"]["/v1/responses/input_tokens"]["post"]["responses"]["200"]["content"]
+    complain(validator(own, content["application/json"]["schema"]), counted)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/nowhere", None, 404),
+        ("GET", "/v1/models/none", None, 404),
+        ("DELETE", "/v1/models", None, 405),
+        ("POST", "/v1/responses", {"input": "x" * 5000}, 413),
+        ("POST", "/v1/responses", {"input": 5}, 400),
+        ("POST", "/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400),
+        ("POST", "/v1/responses", {"input": "hi", "model": "none"}, 404),
+        ("POST", "/v1/responses", {"input": "hi", "stream": True, "previous_response_id": "resp_x"}, 400),
+        ("POST", "/v1/responses/input_tokens", {}, 400),
+    ],
+)
+def test_errors_are_what_the_server_documents(
+    plain: Server, own: Any, method: str, path: str, body: object, status: int
+) -> None:
+    connection = plain.connection()
+    connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
+    response = connection.getresponse()
+    data = response.read()
+    connection.close()
+    assert (response.status, response.getheader("content-type")) == (status, "application/json")
+    complain(validator(own, {"$ref": "#/components/schemas/Error"}), data)

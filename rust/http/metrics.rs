@@ -198,7 +198,7 @@ b_seconds_count{model=\"m\"} 3
             .lines()
             .filter_map(|line| line.strip_prefix("| `"))
             .filter_map(|line| line.split_once("` | "))
-            .map(|(name, rest)| (name, rest.split(' ').next().unwrap()))
+            .map(|(name, rest)| (name, rest.split([' ', ':']).next().unwrap()))
             .collect();
         assert_eq!(told, documented);
     }

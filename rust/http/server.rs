@@ -116,7 +116,8 @@ pub async fn serve(listeners: Vec<Listener>, models: Models, options: Options, s
     let grace = options.grace;
     let (phase, receiver) = watch::channel(Phase::Serving);
     let permits = Arc::new(Semaphore::new(options.max_connections.min(Semaphore::MAX_PERMITS)));
-    let app = Arc::new(App { models, options, phase: receiver, answered: Answered::default(), started: now(), requests: AtomicU64::new(1) });
+    let app =
+        Arc::new(App { models, options, phase: receiver, answered: Answered::default(), started: now(), requests: AtomicU64::new(1) });
     let mut acceptors = JoinSet::new();
     for listener in listeners {
         acceptors.spawn(accept(listener, Arc::clone(&app), Arc::clone(&permits)));

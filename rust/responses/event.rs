@@ -17,9 +17,17 @@ use crate::models::TokenLogprob;
 #[allow(missing_docs)] // The names and the fields are those of the API.
 pub enum Event<'a> {
     #[serde(rename = "response.created")]
-    Created { sequence_number: u64, #[schemars(with = "Response")] response: &'a RawValue },
+    Created {
+        sequence_number: u64,
+        #[schemars(with = "Response")]
+        response: &'a RawValue,
+    },
     #[serde(rename = "response.in_progress")]
-    InProgress { sequence_number: u64, #[schemars(with = "Response")] response: &'a RawValue },
+    InProgress {
+        sequence_number: u64,
+        #[schemars(with = "Response")]
+        response: &'a RawValue,
+    },
     #[serde(rename = "response.completed")]
     Completed { sequence_number: u64, response: &'a Response },
     #[serde(rename = "response.incomplete")]

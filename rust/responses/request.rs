@@ -242,10 +242,7 @@ fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {
         let pairs: Vec<_> = words.iter().map(|word| (*word, *word)).collect();
         at.get(key).map(|field| field.one_of(&pairs)).transpose()
     };
-    Ok(Reasoning {
-        effort: word("effort", &EFFORTS)?,
-        summary: word("summary", &SUMMARIES)?.or(word("generate_summary", &SUMMARIES)?),
-    })
+    Ok(Reasoning { effort: word("effort", &EFFORTS)?, summary: word("summary", &SUMMARIES)?.or(word("generate_summary", &SUMMARIES)?) })
 }
 
 /// The form of the output, and the verbosity.

@@ -90,8 +90,10 @@ async fn who_waits_runs_leaves_and_finds_no_room_shows_at_once() {
     for asked in 1..=2 {
         let mut client = server.client().await;
         clients.push((client.begin(post("/v1/responses", r#"{"input":"hi","stream":true}"#)).await, client));
-        until("the request is with the engine or waits", || server.load().running + server.load().waiting == asked && server.load().running == 1)
-            .await;
+        until("the request is with the engine or waits", || {
+            server.load().running + server.load().waiting == asked && server.load().running == 1
+        })
+        .await;
     }
     assert_eq!(server.ask(&json!({"input": "hi"})).await.error().0, 429);
     assert_eq!(outcomes(&server).await, [("queue_full", 1)]);
@@ -139,10 +141,8 @@ async fn answers_are_counted_by_route_and_status_and_never_by_a_clients_own_path
     server.ask(&json!({"input": 5})).await;
     server.ask(&json!({"input": "hi", "stream": true})).await;
     let samples = metrics(&server).await;
-    let counted: Vec<(&str, f64)> = samples
-        .iter()
-        .filter_map(|(name, count)| Some((name.strip_prefix("emberd_http_requests_total")?, *count)))
-        .collect();
+    let counted: Vec<(&str, f64)> =
+        samples.iter().filter_map(|(name, count)| Some((name.strip_prefix("emberd_http_requests_total")?, *count))).collect();
     let expected = [
         (r#"{route="/health",status="200"}"#, 1.0),
         (r#"{route="/v1/models",status="200"}"#, 1.0),

@@ -130,6 +130,7 @@ pub struct CreateResponse {
     /// Not supported: the server keeps no prompt templates.
     prompt: Option<()>,
     /// `ar` reads ahead nothing, `mtp` as much as `mtp_depth` says; anything else has no effect. It changes the pace alone.
+    #[schemars(extend("examples" = ["ar", "mtp"]))]
     generation_mode: Option<Value>,
     /// How many tokens may be guessed ahead, from 1 to 64; anything else has no effect.
     mtp_depth: Option<Value>,

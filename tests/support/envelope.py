@@ -1,0 +1,28 @@
+"""A check for schemathesis: whatever a request was, an error of the server's is one object that clients can read.
+
+Loaded by schemathesis itself (`SCHEMATHESIS_HOOKS`), which is why it imports nothing of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import schemathesis
+
+
+@schemathesis.check
+def envelope(ctx: Any, response: Any, case: Any) -> None:
+    """Every error is JSON with a message, a type, a code and the field at fault, and is of use to whoever reads it."""
+    if response.status_code < 400 or case.method.upper() == "HEAD":
+        return
+    assert response.headers["content-type"] == ["application/json"], response.headers
+    body = json.loads(response.content)
+    assert list(body) == ["error"], body
+    error = body["error"]
+    assert list(error) == ["message", "type", "param", "code"], error
+    assert error["message"], error
+    assert error["type"], error
+    assert error["code"], error
+    assert error["param"] is None or error["param"], error
+    assert "(hint: " in error["message"], error
