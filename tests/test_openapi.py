@@ -51,7 +51,7 @@ def test_schemathesis_finds_no_fault(phases: str, examples: int, home: Path, tmp
             [
                 *(sys.executable, "-m", "schemathesis.cli", "run", f"{one.url}/openapi.json", f"--url={one.url}"),
                 *(f"--phases={phases}", "--mode=all", f"--max-examples={examples}", f"--checks={','.join(CHECKS)}"),
-                *("--seed=1", "--generation-deterministic", "--generation-database=none"),
+                *("--seed=1", "--generation-deterministic"),
                 *("--request-timeout=30", "--workers=1", "--continue-on-failure", "--warnings=off", "--no-color"),
             ],
             cwd=tmp_path,

@@ -110,10 +110,10 @@ async fn who_waits_runs_leaves_and_finds_no_room_shows_at_once() {
     expected["models"] = json!([model]);
     assert_eq!(health, expected);
     drop(clients);
-    drop(gate);
     let meters = std::sync::Arc::clone(server.models.default_model().meters());
     until("both are gone", || meters.door(emberd::metrics::Door::Http).in_flight() == 0).await;
     assert_eq!(outcomes(&server).await, [("cancelled", 2), ("queue_full", 1)]);
+    drop(gate); // Until here the engine made no step that could have ended them.
 }
 
 #[tokio::test]
