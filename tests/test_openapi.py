@@ -25,6 +25,7 @@ CHECKS = [
     "content_type_conformance",
     "response_headers_conformance",
     "response_schema_conformance",
+    "negative_data_rejection",
     "unsupported_method",
     "allow_header_conformance",
     "envelope",
