@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 use std::sync::{Mutex, PoisonError};
 
+use crate::engine::port::Load;
 use crate::metrics::{Door, Histogram, Meter, Outcome};
 use crate::models::{Hosted, Models, State};
 
@@ -42,7 +43,7 @@ pub(crate) fn page(models: &Models, answered: &Answered, started: u64) -> String
         page.sample("", &[("route", route), ("status", &status.to_string())], count);
     }
     of_models(&mut page, models);
-    let doors: Vec<(&Hosted, Door)> = models
+    let doors: Vec<Series<'_>> = models
         .all()
         .iter()
         .flat_map(|hosted| Door::ALL.map(|door| (&**hosted, door)))
@@ -68,41 +69,59 @@ fn of_models(page: &mut Page, models: &Models) {
     }
 }
 
-fn of_doors(page: &mut Page, doors: &[(&Hosted, Door)]) {
-    let each = |page: &mut Page, sample: &dyn Fn(&mut Page, &[(&str, &str); 2], &Meter)| {
-        for (hosted, door) in doors {
-            sample(page, &[("door", door.name()), ("model", hosted.id())], hosted.meters().door(*door));
-        }
-    };
+/// A model's requests through one door.
+type Series<'a> = (&'a Hosted, Door);
+
+fn labels<'a>((hosted, door): &Series<'a>) -> [(&'static str, &'a str); 2] {
+    [("door", door.name()), ("model", hosted.id())]
+}
+
+fn meter<'a>((hosted, door): &Series<'a>) -> &'a Meter {
+    hosted.meters().door(*door)
+}
+
+fn of_doors(page: &mut Page, doors: &[Series<'_>]) {
     page.family("emberd_requests_total", "counter", "requests that are over, by how they ended");
-    for (hosted, door) in doors {
+    for series in doors {
+        let [door, model] = labels(series);
         for outcome in Outcome::ALL {
-            let labels = [("door", door.name()), ("model", hosted.id()), ("outcome", outcome.name())];
-            page.sample("", &labels, hosted.meters().door(*door).outcomes(outcome));
+            page.sample("", &[door, model, ("outcome", outcome.name())], meter(series).outcomes(outcome));
         }
     }
     page.family("emberd_requests_in_flight", "gauge", "requests that have been taken and are not over");
-    each(page, &|page, labels, meter| page.sample("", labels, meter.in_flight()));
-    let loads: Vec<_> =
-        doors.iter().map(|(hosted, door)| hosted.loaded().map(|model| model.engine.load_of(*door)).unwrap_or_default()).collect();
+    numbers(page, doors, Meter::in_flight);
+    let load = |(hosted, door): &Series<'_>| hosted.loaded().map(|model| model.engine.load_of(*door)).unwrap_or_default();
+    let loads: Vec<Load> = doors.iter().map(load).collect();
     page.family("emberd_queue_length", "gauge", "requests that wait for a place in the engine");
-    for ((hosted, door), load) in doors.iter().zip(&loads) {
-        page.sample("", &[("door", door.name()), ("model", hosted.id())], load.waiting);
+    for (series, load) in doors.iter().zip(&loads) {
+        page.sample("", &labels(series), load.waiting);
     }
     page.family("emberd_batch_size", "gauge", "requests in the engine");
-    for ((hosted, door), load) in doors.iter().zip(&loads) {
-        page.sample("", &[("door", door.name()), ("model", hosted.id())], load.running);
+    for (series, load) in doors.iter().zip(&loads) {
+        page.sample("", &labels(series), load.running);
     }
     page.family("emberd_prompt_tokens_total", "counter", "tokens of prompts that the engine has taken");
-    each(page, &|page, labels, meter| page.sample("", labels, meter.prompt_tokens.get()));
+    numbers(page, doors, |meter| meter.prompt_tokens.get());
     page.family("emberd_cached_tokens_total", "counter", "those of them that an earlier request had left read");
-    each(page, &|page, labels, meter| page.sample("", labels, meter.cached_tokens.get()));
+    numbers(page, doors, |meter| meter.cached_tokens.get());
     page.family("emberd_output_tokens_total", "counter", "tokens of answers");
-    each(page, &|page, labels, meter| page.sample("", labels, meter.output_tokens.get()));
+    numbers(page, doors, |meter| meter.output_tokens.get());
     page.family("emberd_time_to_first_token_seconds", "histogram", "from when the request was there to its first token");
-    each(page, &|page, labels, meter| page.histogram(labels, &meter.first_token, SECOND));
+    times(page, doors, |meter| &meter.first_token);
     page.family("emberd_time_between_tokens_seconds", "histogram", "between two steps that brought one request tokens");
-    each(page, &|page, labels, meter| page.histogram(labels, &meter.between_tokens, SECOND));
+    times(page, doors, |meter| &meter.between_tokens);
+}
+
+fn numbers(page: &mut Page, doors: &[Series<'_>], number: impl Fn(&Meter) -> u64) {
+    for series in doors {
+        page.sample("", &labels(series), number(meter(series)));
+    }
+}
+
+fn times(page: &mut Page, doors: &[Series<'_>], histogram: impl Fn(&Meter) -> &Histogram) {
+    for series in doors {
+        page.histogram(&labels(series), histogram(meter(series)), SECOND);
+    }
 }
 
 /// A page as it grows, with the name of the family that was begun last. Writing to a string cannot fail.
