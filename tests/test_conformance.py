@@ -277,6 +277,65 @@ def test_a_stream_ends_in_the_object_that_is_answered_without_one(name: str, sai
     assert json.loads(said[name].events[-1])["type"] == kinds[whole["status"]]
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "year": {"type": "integer"}},
+    "required": ["city", "year"],
+    "additionalProperties": False,
+}
+HELD: dict[str, dict[str, Any]] = {
+    "schema": {"text": {"format": {"type": "json_schema", "name": "film", "schema": SCHEMA, "strict": True}}},
+    "object": {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 20},
+    "forced call": {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}},
+    "some call": {"tools": [WEATHER, {**WEATHER, "name": "news"}], "tool_choice": "required"},
+    "probabilities": {"top_logprobs": 2, "include": ["message.output_text.logprobs"], "max_output_tokens": 8},
+}
+"""What only a real model's engine does: it holds answers to a form, and knows how likely they are."""
+
+
+@pytest.fixture(scope="module")
+def warm(model_home: Path) -> Iterator[Server]:
+    """A server of the real model."""
+    with server("--model", os.environ.get("EMBERD_TEST_MODEL", "smollm2-135m"), engine="auto", home=model_home) as one:
+        yield one
+
+
+def without_schema(data: bytes) -> bytes:
+    """A response, or an event with one, whose form has lost its schema. Open Responses has room for nothing but null there, where `openai` must have
+    an object: what they say of it cannot both be done."""
+    value = json.loads(data)
+    text = value.get("response", value).get("text")
+    form = text["format"] if isinstance(text, dict) else {}  # Of some events `text` is a text.
+    if "schema" in form:
+        assert form["schema"] == SCHEMA
+        form["schema"] = None
+    return json.dumps(value).encode()
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_real_model_is_held_to_is_documented_by_all(name: str, warm: Server, own: Any) -> None:
+    body = {"input": "Name a city and a year.", "max_output_tokens": 80, **HELD[name]}
+    whole = raw(warm, "POST", "/v1/responses", body)
+    content = own["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]
+    Response.model_validate_json(whole, strict=True)
+    spec.ResponseResource.model_validate_json(without_schema(whole), strict=True)
+    complain(validator(own, content["application/json"]["schema"]), whole)
+    for event in events(raw(warm, "POST", "/v1/responses", {**body, "stream": True})):
+        EVENT.validate_json(event, strict=True)
+        models()[json.loads(event)["type"]].model_validate_json(without_schema(event), strict=True)
+        complain(validator(own, content["text/event-stream"]["x-itemSchema"]), event)
+        if DOCUMENT.exists():
+            theirs = document()["paths"]["/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
+            complain(validator(document(), theirs["schema"]), without_schema(event))
+    output = json.loads(whole)["output"]
+    if "tools" in body:
+        assert {item["type"] for item in output} == {"function_call"}
+    elif name == "probabilities":
+        assert output[0]["content"][0]["logprobs"]
+
+
 def test_a_failure_in_a_stream_is_documented_by_all(failed: list[bytes], own: Any) -> None:
     last = json.loads(failed[-1])
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
