@@ -101,7 +101,7 @@ pub struct CreateResponse {
     include: Option<Vec<Include>>,
     /// Up to 16 pairs that are told again in the response; `retention_seconds` is a number.
     metadata: Option<Metadata>,
-    /// Requests of different salts share nothing that was kept of prompts.
+    /// Requests of different salts share nothing that was kept of prompts. At most 256 bytes in UTF-8.
     #[schemars(length(min = 1, max = SALT))]
     cache_salt: Option<String>,
     /// Told again in the response.
