@@ -41,3 +41,5 @@ pub mod prompt;
 pub mod engine;
 
 pub mod text;
+
+pub mod metrics;

@@ -262,6 +262,7 @@ mod tests {
         assert_eq!(plain("größer 🙂"), "größer 🙂");
     }
 
+    use crate::worker::message::Counts;
     use std::collections::HashMap;
     use std::os::unix::net::UnixListener as StdListener;
 
@@ -276,6 +277,7 @@ mod tests {
             in_flight: 3,
             connections: 2,
             memory_bytes: Some(150_000_000),
+            counts: Some(Counts { completed: 5, ..Counts::default() }),
         }
     }
 

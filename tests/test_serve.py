@@ -84,7 +84,12 @@ def test_the_other_example_of_the_ready_line_works_as_well(home: Path) -> None:
 @pytest.mark.parametrize("engine", ["mock", "echo"])
 def test_health_and_models_tell_of_the_model(engine: str, home: Path) -> None:
     with server(engine=engine, home=home) as one:
-        assert one.get("/health") == (200, {"status": "ok"})
+        status, health = one.get("/health")
+        idle = {"in_flight": 0, "queue_length": 0, "batch_size": 0}
+        assert (status, health) == (
+            200,
+            {"status": "ok", **idle, "models": [{"id": "smollm2-135m", "state": "ready", **idle}]},
+        )
         assert one.get("/health?live") == (200, {"status": "alive"})
         status, models = one.get("/v1/models")
         assert (status, models["object"]) == (200, "list")

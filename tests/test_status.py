@@ -75,6 +75,13 @@ def test_workers_are_found_where_they_are_and_told_from_the_dead_and_from_others
             "in_flight": 0,
             "connections": 2,
             "socket": str(ours),
+            "counts": dict.fromkeys(
+                [
+                    *("completed", "incomplete", "failed", "cancelled", "refused", "queue_full"),
+                    *("prompt_tokens", "cached_tokens", "output_tokens"),
+                ],
+                0,
+            ),
         }
         with one.connect() as client:
             client.ask(chat(1))

@@ -11,6 +11,7 @@ use std::time::Instant;
 use crate::engine::port::Shared;
 use crate::engine::{Finish, Id, Logprob};
 use crate::error::Result;
+use crate::metrics::{Door, Meter, Meters};
 
 /// When the stages of a request were reached.
 #[derive(Debug, Clone, Copy)]
@@ -37,27 +38,42 @@ struct Held {
     timing: Timing,
 }
 
+/// Where a request counts, and since when it is there.
+pub(crate) struct Tally {
+    pub(crate) meters: Arc<Meters>,
+    pub(crate) door: Door,
+    pub(crate) since: Instant,
+}
+
 /// Where the engine puts what the reader has not taken yet. Bounded by the request's own token limit.
 pub(crate) struct Inbox {
     held: Mutex<Held>,
+    tally: Tally,
 }
 
 impl Inbox {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(tally: Tally) -> Self {
         let timing = Timing { submitted: Instant::now(), taken: None, first: None, last: None, tokens: 0, cached: 0 };
-        Self { held: Mutex::new(Held { tokens: Vec::new(), logprobs: Vec::new(), end: None, waker: None, timing }) }
+        Self { held: Mutex::new(Held { tokens: Vec::new(), logprobs: Vec::new(), end: None, waker: None, timing }), tally }
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn taken(&self) {
+    fn meter(&self) -> &Meter {
+        self.tally.meters.door(self.tally.door)
+    }
+
+    /// The engine has the request, with a prompt of so many ids.
+    pub(crate) fn taken(&self, prompt: usize) {
+        self.meter().prompt_tokens.add(prompt as u64);
         self.lock().timing.taken = Some(Instant::now());
     }
 
     pub(crate) fn cached(&self, tokens: u32) {
-        self.lock().timing.cached = tokens;
+        let before = std::mem::replace(&mut self.lock().timing.cached, tokens);
+        self.meter().cached_tokens.add(u64::from(tokens.saturating_sub(before)));
     }
 
     /// Adds ids; gives the reader's waker, to be woken outside the port's lock.
@@ -66,8 +82,13 @@ impl Inbox {
         held.logprobs.extend(logprobs);
         if !tokens.is_empty() {
             held.tokens.extend_from_slice(tokens);
+            let meter = self.meter();
+            meter.output_tokens.add(tokens.len() as u64);
+            match held.timing.last.replace(now) {
+                Some(last) => meter.between_tokens.add_time(now.saturating_duration_since(last)),
+                None => meter.first_token.add_time(now.saturating_duration_since(self.tally.since)),
+            }
             held.timing.first.get_or_insert(now);
-            held.timing.last = Some(now);
             held.timing.tokens += u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         } else if finish.is_none() {
             return None;

@@ -4,13 +4,15 @@
 //! its own. No thread of Rust ever calls into Python for this.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use tokio::sync::watch;
 
 use crate::engine::mock::Mock;
-use crate::engine::port::{Engine, Phase, Port, port};
+use crate::engine::port::{Engine, Phase, Port, metered};
 use crate::error::{Code, Error, Result};
+use crate::metrics::Meters;
 
 /// Models being started at once; a process that serves more than this many is not what this is for.
 const LAUNCHES: usize = 64;
@@ -68,12 +70,12 @@ pub fn launcher(queue_limit: usize) -> (Launcher, Launches) {
 }
 
 impl Launcher {
-    /// Asks for an engine and returns the doors' side of its port at once; its phase tells when it is ready.
+    /// Asks for an engine and returns the doors' side of its port at once; its phase tells when it is ready. What passes there is counted in `meters`.
     ///
     /// # Errors
     /// `shutting_down` when nobody starts engines any more, `queue_full` when too many are being started.
-    pub fn launch(&self, engine: &str, folder: &Path, settings: Settings) -> Result<Engine> {
-        let (doors, port) = port(self.queue_limit);
+    pub fn launch(&self, engine: &str, folder: &Path, settings: Settings, meters: Arc<Meters>) -> Result<Engine> {
+        let (doors, port) = metered(self.queue_limit, meters);
         if engine == Mock::NAME {
             Mock::default().spawn(port, settings)?;
             return Ok(doors);
@@ -105,10 +107,10 @@ impl Launches {
 ///
 /// # Errors
 /// The engine's own failure, or `shutting_down`.
-pub async fn ready(mut phase: watch::Receiver<Phase>) -> Result<std::sync::Arc<crate::engine::Capabilities>> {
+pub async fn ready(mut phase: watch::Receiver<Phase>) -> Result<Arc<crate::engine::Capabilities>> {
     let settled = phase.wait_for(|phase| !matches!(phase, Phase::Loading)).await;
     match settled.as_deref() {
-        Ok(Phase::Ready(capabilities)) => Ok(std::sync::Arc::clone(capabilities)),
+        Ok(Phase::Ready(capabilities)) => Ok(Arc::clone(capabilities)),
         Ok(Phase::Failed(error)) => Err(error.clone()),
         _ => Err(Error::new(Code::ShuttingDown, "the server is shutting down")),
     }

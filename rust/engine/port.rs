@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::engine::generation::Inbox;
 use crate::engine::{Admit, Id, Order, SnapshotId, Step};
 use crate::error::{Code, Error, Result};
+use crate::metrics::Meters;
 
 mod doors;
 mod turns;
@@ -111,6 +112,7 @@ pub(crate) struct Shared {
     orders: Condvar,
     phase: watch::Sender<Phase>,
     queue_limit: usize,
+    meters: Arc<Meters>,
 }
 
 impl Shared {
@@ -154,6 +156,12 @@ impl Shared {
 /// Makes the two sides of a port. At most `queue_limit` requests wait for a place in the engine; the next is refused.
 #[must_use]
 pub fn port(queue_limit: usize) -> (Engine, Port) {
+    metered(queue_limit, Arc::default())
+}
+
+/// As [`port`], and counts what passes there.
+#[must_use]
+pub fn metered(queue_limit: usize, meters: Arc<Meters>) -> (Engine, Port) {
     let (phase, _) = watch::channel(Phase::Loading);
     let shared = Arc::new(Shared {
         state: Mutex::new(State {
@@ -170,6 +178,7 @@ pub fn port(queue_limit: usize) -> (Engine, Port) {
         orders: Condvar::new(),
         phase,
         queue_limit,
+        meters,
     });
     (Engine { shared: Arc::clone(&shared) }, Port { shared })
 }
@@ -263,6 +272,7 @@ impl Port {
             state.running.remove(id);
         }
         let mut wakers = Vec::with_capacity(steps.len());
+        let mut batch = 0;
         for mut step in steps {
             let Some(running) = state.running.get_mut(&step.id) else {
                 // Over already, or told as gone before: saying so again costs nothing and frees a confused engine.
@@ -295,6 +305,7 @@ impl Port {
                 continue;
             }
             running.left -= made;
+            batch += u64::from(made > 0);
             if !running.logprobs {
                 step.logprobs.clear();
             }
@@ -305,6 +316,9 @@ impl Port {
             state.tokens += u64::from(made);
         }
         drop(state);
+        if batch > 0 {
+            self.shared.meters.batch.add(batch);
+        }
         wakers.into_iter().flatten().for_each(std::task::Waker::wake);
         Ok(gone)
     }
@@ -417,7 +431,7 @@ fn take(state: &mut State, call: &'static str) -> Result<Option<Vec<Order>>, Por
     }
     orders.extend(std::mem::take(&mut state.forgotten).into_iter().map(Order::Forget));
     for Waiting { client, admit, inbox } in turns::next(state, capabilities.max_batch as usize) {
-        inbox.taken();
+        inbox.taken(admit.prompt.len());
         let logprobs = admit.sampling.as_ref().is_some_and(|sampling| sampling.top_logprobs.is_some());
         let running = Running { client, inbox, prompt: admit.prompt.len(), left: admit.max_tokens, logprobs, told: None };
         state.running.insert(admit.id, running);

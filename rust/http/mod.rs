@@ -1,7 +1,7 @@
 //! The HTTP door: the Responses API, Chat Completions, Messages, the list of models and the health of the process, over TCP and Unix sockets.
 //!
 //! [`serve`] accepts connections and ends them, `patient` those that take nothing of their answer; `routes` answers one request, with `inbound` for its body and `host` for whom it claims to
-//! speak to; `sse` streams events, `outbound` is every other answer, `models` and `health` are the two small resources. hyper speaks HTTP. What
+//! speak to; `sse` streams events, `outbound` is every other answer, `models`, `health` and `metrics` are small resources, `openapi` tells what all of them take and give. hyper speaks HTTP. What
 //! may be asked of a model is not known here but in [`crate::responses`], [`crate::completions`] and `crate::anthropic`.
 
 mod completions;
@@ -9,7 +9,9 @@ mod health;
 mod host;
 mod inbound;
 mod messages;
+mod metrics;
 mod models;
+mod openapi;
 mod outbound;
 mod patient;
 mod routes;

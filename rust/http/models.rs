@@ -1,24 +1,33 @@
 //! The list of models, in the form of the API with two fields more: the window and whether the model is loaded.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::models::{Entry, Models};
 
 /// All models.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "ModelList")]
 pub(crate) struct List {
+    #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<Model>,
 }
 
 /// One model.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub(crate) struct Model {
+    /// The name to ask for it by.
     id: String,
+    #[schemars(extend("const" = "model"))]
     object: &'static str,
+    /// When its files were made, in seconds since 1970.
     created: u64,
+    #[schemars(extend("const" = "emberd"))]
     owned_by: &'static str,
+    /// Its window in tokens, prompt and answer together; null before it is loaded.
     context_length: Option<u32>,
+    /// Whether it answers without loading first.
     loaded: bool,
 }
 

@@ -1,5 +1,6 @@
 //! Answers in one piece, and what all answers have in common: the body's type, and the form of errors.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,6 +9,7 @@ use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::sse::Events;
@@ -73,7 +75,8 @@ pub(crate) fn with(status: StatusCode, kind: HeaderValue, body: Body) -> Respons
 }
 
 /// An error as clients of the API know it.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "Error")]
 pub(crate) struct Envelope<'a> {
     error: Inner<'a>,
 }
@@ -85,12 +88,26 @@ impl<'a> Envelope<'a> {
     }
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "ErrorDetail")]
 struct Inner<'a> {
+    /// What happened and what to do.
     message: String,
+    #[schemars(extend("enum" = kinds()))]
     r#type: &'static str,
+    /// The field at fault: `input[2].content[0].type`.
     param: Option<&'a str>,
+    #[schemars(extend("enum" = names()))]
     code: &'static str,
+}
+
+/// All codes of errors, and all their types, as the document of the API lists them.
+fn names() -> Vec<&'static str> {
+    Code::ALL.iter().map(|code| code.row().name).collect()
+}
+
+fn kinds() -> BTreeSet<&'static str> {
+    Code::ALL.iter().map(|code| code.row().kind).collect()
 }
 
 /// An error in the envelope that clients of the API know; the whole of it goes to the log.

@@ -11,15 +11,17 @@ use hyper::header::{ALLOW, CACHE_CONTROL, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use percent_encoding::percent_decode_str;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::timeout;
 
 use super::inbound::Inbound;
 use super::outbound::{self, Body};
 use super::server::{App, Local};
-use super::sse::{Events, Named, Wire};
-use super::{completions, health, host, inbound, messages, models};
+use super::sse::{self, Events, Named, Wire};
+use super::{completions, health, host, inbound, messages, metrics, models, openapi};
 use crate::error::{Code, Error, Result};
+use crate::metrics::Door;
 use crate::models::{Hosted, Model, beside};
 use crate::responses::{self, Arrival, Running};
 
@@ -30,9 +32,12 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// How many tokens a request's input is.
-#[derive(Serialize)]
-struct Counted {
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "InputTokens")]
+pub(super) struct Counted {
+    #[schemars(extend("const" = "response.input_tokens"))]
     object: &'static str,
+    /// Of the prompt that a model would get.
     input_tokens: usize,
 }
 
@@ -46,20 +51,50 @@ enum Resource<'a> {
     Models,
     Model(&'a str),
     Health,
+    Metrics,
+    OpenApi,
 }
 
+/// What stands for paths that are none, in counts.
+const NOWHERE: &str = "other";
+
 impl<'a> Resource<'a> {
-    fn at(path: &'a str) -> Option<Self> {
-        match path {
-            "/v1/responses" => Some(Self::Responses),
-            "/v1/responses/input_tokens" => Some(Self::InputTokens),
-            "/v1/chat/completions" => Some(Self::ChatCompletions),
-            "/v1/messages" => Some(Self::Messages),
-            "/v1/messages/count_tokens" => Some(Self::CountTokens),
-            "/v1/models" => Some(Self::Models),
-            "/health" => Some(Self::Health),
-            _ => path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()).map(Self::Model),
+    /// All of them.
+    const ALL: [Resource<'static>; 10] = [
+        Resource::Responses,
+        Resource::InputTokens,
+        Resource::ChatCompletions,
+        Resource::Messages,
+        Resource::CountTokens,
+        Resource::Models,
+        Resource::Model(""),
+        Resource::Health,
+        Resource::Metrics,
+        Resource::OpenApi,
+    ];
+
+    /// Its path, as the OpenAPI document and the counts have it.
+    const fn template(&self) -> &'static str {
+        match self {
+            Self::Responses => "/v1/responses",
+            Self::InputTokens => "/v1/responses/input_tokens",
+            Self::ChatCompletions => "/v1/chat/completions",
+            Self::Messages => "/v1/messages",
+            Self::CountTokens => "/v1/messages/count_tokens",
+            Self::Models => "/v1/models",
+            Self::Model(_) => "/v1/models/{id}",
+            Self::Health => "/health",
+            Self::Metrics => "/metrics",
+            Self::OpenApi => "/openapi.json",
         }
+    }
+
+    fn at(path: &'a str) -> Option<Self> {
+        let fixed = Self::ALL.into_iter().find(|resource| resource.template() == path);
+        fixed.filter(|resource| !matches!(resource, Self::Model(_))).or_else(|| {
+            // The names of some models have slashes in them.
+            path.strip_prefix("/v1/models/").filter(|id| !id.is_empty()).map(Self::Model)
+        })
     }
 
     fn allows(&self, method: &Method) -> bool {
@@ -90,6 +125,8 @@ pub(crate) async fn answer(app: &App, local: Local, request: Request<Incoming>) 
     if !body.discard().await {
         outbound::close(&mut response);
     }
+    let route = Resource::at(parts.uri.path()).map_or(NOWHERE, |resource| resource.template());
+    app.answered.count(route, response.status().as_u16());
     if let Ok(id) = HeaderValue::try_from(id) {
         if messages::has(parts.uri.path()) {
             response.headers_mut().insert(messages::REQUEST_ID, id.clone());
@@ -166,6 +203,13 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
             let (status, health) = health::check(&app.models, app.options.stall);
             Ok(outbound::json(status, &health))
         }
+        Resource::Metrics => {
+            let page = metrics::page(&app.models, &app.answered, app.started);
+            Ok(outbound::with(StatusCode::OK, HeaderValue::from_static(metrics::TYPE), Body::Whole(Some(page.into()))))
+        }
+        Resource::OpenApi => {
+            Ok(outbound::with(StatusCode::OK, HeaderValue::from_static("application/json"), Body::Whole(Some(openapi::document()))))
+        }
     }
 }
 
@@ -187,7 +231,7 @@ async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Respo
 /// An answer as a stream of events in this form.
 pub(super) fn streamed(app: &App, running: Running, wire: Box<dyn Wire>) -> Response<Body> {
     let body = Body::Events(Box::new(Events::new(running, wire, app.options.keep_alive, app.cut())));
-    let mut response = outbound::with(StatusCode::OK, HeaderValue::from_static("text/event-stream"), body);
+    let mut response = outbound::with(StatusCode::OK, HeaderValue::from_static(sse::TYPE), body);
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
@@ -222,19 +266,54 @@ pub(super) async fn asked<T: Send + 'static>(
 /// Waits for the model, which goes on loading whether anybody waits or not.
 async fn load(app: &App, hosted: &Arc<Hosted>, arrival: &mut Arrival) -> Result<Arc<Model>> {
     let waiting = Instant::now();
+    let mut flight = hosted.flight(Door::Http);
     let loading = hosted.load();
     arrival.load_owner = Some(loading.started);
     let most = app.options.load_wait;
     let loaded = tokio::select! {
         loaded = timeout(most, loading.model()) => loaded,
-        () = app.cut() => return Err(going_away()),
+        () = app.cut() => Ok(Err(going_away())),
     };
     arrival.load_wait = Some(waiting.elapsed());
-    loaded.map_err(|_| {
-        Error::new(Code::ModelLoading, format!("the model is still loading after {} s", most.as_secs())).hint("try again in a moment")
-    })?
+    let loaded = loaded.unwrap_or_else(|_| {
+        let error = Error::new(Code::ModelLoading, format!("the model is still loading after {} s", most.as_secs()));
+        Err(error.hint("try again in a moment"))
+    });
+    match &loaded {
+        Ok(_) => flight.hand_over(),
+        Err(error) => flight.fail(error),
+    }
+    loaded
 }
 
 pub(super) fn going_away() -> Error {
     Error::new(Code::ShuttingDown, "the server is going away").hint("try again")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn every_route_is_in_the_document_of_the_api_with_its_methods_and_no_other_is() {
+        let document: Value = serde_json::from_slice(&openapi::document()).unwrap();
+        let mut documented: Vec<&str> = document["paths"].as_object().unwrap().keys().map(String::as_str).collect();
+        let mut known = Resource::ALL.map(|resource| resource.template());
+        documented.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(documented, known);
+        for template in known {
+            let path = template.replace("{id}", "a/b");
+            let resource = Resource::at(&path).unwrap();
+            assert_eq!(resource.template(), template);
+            for method in [Method::GET, Method::POST, Method::PUT, Method::DELETE, Method::PATCH] {
+                let told = document["paths"][template].get(method.as_str().to_lowercase()).is_some();
+                assert_eq!(resource.allows(&method), told, "{method} {template}");
+                assert_eq!(resource.allowed().split(", ").any(|allowed| allowed == method.as_str()), told, "{method} {template}");
+            }
+        }
+        assert!(Resource::at("/v1/models/{id}").is_some_and(|model| matches!(model, Resource::Model("{id}"))));
+    }
 }

@@ -26,6 +26,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::metrics::Answered;
 use super::outbound::{self, Body};
 use super::patient::Patient;
 use super::{Options, routes};
@@ -64,7 +65,8 @@ pub(crate) struct App {
     pub(crate) models: Models,
     pub(crate) options: Options,
     pub(crate) phase: watch::Receiver<Phase>,
-    started: u64,
+    pub(crate) answered: Answered,
+    pub(crate) started: u64,
     requests: AtomicU64,
 }
 
@@ -114,7 +116,8 @@ pub async fn serve(listeners: Vec<Listener>, models: Models, options: Options, s
     let grace = options.grace;
     let (phase, receiver) = watch::channel(Phase::Serving);
     let permits = Arc::new(Semaphore::new(options.max_connections.min(Semaphore::MAX_PERMITS)));
-    let app = Arc::new(App { models, options, phase: receiver, started: now(), requests: AtomicU64::new(1) });
+    let app =
+        Arc::new(App { models, options, phase: receiver, answered: Answered::default(), started: now(), requests: AtomicU64::new(1) });
     let mut acceptors = JoinSet::new();
     for listener in listeners {
         acceptors.spawn(accept(listener, Arc::clone(&app), Arc::clone(&permits)));

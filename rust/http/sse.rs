@@ -15,6 +15,8 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::error::{Code, Error};
 use crate::responses::{Event, Running, Sink};
 
+/// The content type of events.
+pub(crate) const TYPE: &str = "text/event-stream";
 /// A line that clients skip.
 const COMMENT: &[u8] = b": keep-alive\n\n";
 /// What ends a stream that said all it had to say.

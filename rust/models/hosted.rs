@@ -16,6 +16,7 @@ use crate::engine::port::{Capabilities, Engine, Phase};
 use crate::engine::{Client, Constraint, Launcher, Place, Request, Sampling, Settings, host};
 use crate::error::{Code, Error, Result};
 use crate::grammar::{Compiler, Grammar};
+use crate::metrics::{Door, Flight, Meters};
 use crate::models::answer::Answer;
 use crate::models::builtin;
 use crate::models::catalog::Source;
@@ -60,6 +61,19 @@ pub enum State {
     Failed(Error),
 }
 
+impl State {
+    /// Its name where it is told.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Loading => "loading",
+            Self::Ready => "ready",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
 type Settled = Option<Result<Arc<Model>>>;
 
 enum Held {
@@ -79,6 +93,7 @@ pub struct Hosted {
     fell_back: AtomicBool,
     held: Mutex<Held>,
     news: broadcast::Sender<Progress>,
+    meters: Arc<Meters>,
 }
 
 /// A load in progress, or one that is over already.
@@ -110,7 +125,8 @@ impl Hosted {
     pub(crate) fn new(id: String, source: Source, shared: Shared) -> Self {
         let created = created(&source, &shared.shelf);
         let (fallback, fell_back) = (OnceLock::new(), AtomicBool::new(false));
-        Self { id, source, created, shared, fallback, fell_back, held: Mutex::new(Held::Absent), news: broadcast::channel(NEWS).0 }
+        let (held, news, meters) = (Mutex::new(Held::Absent), broadcast::channel(NEWS).0, Arc::default());
+        Self { id, source, created, shared, fallback, fell_back, held, news, meters }
     }
 
     /// Lets this plan bring the model up where its own cannot. Has an effect once.
@@ -128,6 +144,18 @@ impl Hosted {
     #[must_use]
     pub fn created(&self) -> u64 {
         self.created
+    }
+
+    /// What is counted of it.
+    #[must_use]
+    pub fn meters(&self) -> &Arc<Meters> {
+        &self.meters
+    }
+
+    /// Counts a request of this door, until it is dropped.
+    #[must_use]
+    pub fn flight(&self, door: Door) -> Flight {
+        Flight::begin(&self.meters, door)
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -242,7 +270,7 @@ impl Hosted {
             }
         };
         // The engine loads its weights while the tokenizer is read here.
-        let engine = self.shared.launcher.launch(&engine, &folder, self.shared.settings.clone())?;
+        let engine = self.shared.launcher.launch(&engine, &folder, self.shared.settings.clone(), Arc::clone(&self.meters))?;
         let mut guard = Unfinished { engine: engine.clone(), ready: false };
         let (prompter, defaults) =
             if builtin { (builtin::prompter()?, Defaults::default()) } else { blocking(move || read(&folder)).await? };
@@ -324,8 +352,9 @@ fn created(source: &Source, shelf: &Shelf) -> u64 {
         Source::Gguf(path) => Some(path.clone()),
         source => shelf.place(source).ok().map(|folder| folder.join("config.json")),
     };
-    let time = path.and_then(|path| std::fs::metadata(path).ok()).and_then(|metadata| metadata.modified().ok());
-    let time = time.unwrap_or_else(SystemTime::now);
+    let modified = |path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    // A model without files, or whose files are still to come, is as old as the program: that is the same from one start to the next.
+    let time = path.and_then(modified).or_else(|| std::env::current_exe().ok().and_then(modified)).unwrap_or_else(SystemTime::now);
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 

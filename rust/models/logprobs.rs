@@ -5,13 +5,14 @@
 
 use std::collections::VecDeque;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::engine::Logprob;
 use crate::text::Detokeniser;
 
 /// A token and the natural logarithm of its probability.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
 pub struct Likely {
     /// Its text, with U+FFFD for bytes that are no whole character.
     pub token: String,
@@ -22,7 +23,7 @@ pub struct Likely {
 }
 
 /// A token of an answer, and those that were the most likely in its place.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
 pub struct TokenLogprob {
     /// The token itself.
     #[serde(flatten)]

@@ -128,6 +128,12 @@ impl Models {
 
     /// All of them, in order.
     #[must_use]
+    pub fn all(&self) -> &[Arc<Hosted>] {
+        &self.hosted
+    }
+
+    /// All of them, in order, as a list shows them.
+    #[must_use]
     pub fn list(&self) -> Vec<Entry> {
         self.hosted
             .iter()

@@ -19,6 +19,7 @@ use super::tools::Tools;
 use super::truncate::prompt;
 use crate::engine::{Client, Constraint, Place, Sampling, Timing};
 use crate::error::{Code, Error, Result};
+use crate::metrics::{Door, Flight, Outcome};
 use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
 
@@ -39,6 +40,8 @@ pub struct Running {
     pieces: Pieces,
     stream: Stream,
     arrival: Arrival,
+    /// Counted until the answer is over.
+    flight: Option<Flight>,
 }
 
 /// How far it is.
@@ -147,6 +150,24 @@ impl Running {
     /// `context_length_exceeded` when the prompt leaves no room for an answer, `invalid_value` for a bias of a token that the model has not and for a
     /// grammar that cannot be used, `queue_full`, and what the template or the engine complains of.
     pub async fn start(model: Arc<Model>, request: Request, arrival: Arrival, created_at: u64, thoughts: ReasoningEvents) -> Result<Self> {
+        let mut flight = Flight::begin(model.engine.meters(), Door::Http);
+        match Self::taken(model, request, arrival, created_at, thoughts).await {
+            Ok((stage, stream)) => Ok(Self { stage, pieces: Pieces::default(), stream, arrival, flight: Some(flight) }),
+            Err(error) => {
+                flight.fail(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// The request in its place, and the response that it gets.
+    async fn taken(
+        model: Arc<Model>,
+        request: Request,
+        arrival: Arrival,
+        created_at: u64,
+        thoughts: ReasoningEvents,
+    ) -> Result<(Stage, Stream)> {
         let Request { turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, truncation, echo, .. } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
         // A call that has to be made goes before a form for words: some clients send both, meaning the same.
@@ -158,7 +179,7 @@ impl Running {
             (None, Some(grammar)) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
             (None, None) => None,
         };
-        let place = model.engine.place(Client::new())?;
+        let place = model.engine.place(Client::new())?.since(arrival.arrived);
         let (mut ids, seed) = Ids::random()?;
         let sampling = model.defaults.sampling(&controls, seed);
         // Only now is it known which ids the model has, and an error must come before the first event.
@@ -200,8 +221,7 @@ impl Running {
         } else {
             Stage::Answering(Box::new(beside(move || held.answer()).await?))
         };
-        let stream = Stream::new(begin, ids, thoughts, shown);
-        Ok(Self { stage, pieces: Pieces::default(), stream, arrival })
+        Ok((stage, Stream::new(begin, ids, thoughts, shown)))
     }
 
     /// The response as it is now.
@@ -234,7 +254,8 @@ impl Running {
     pub async fn whole(&mut self) -> Result<&Response> {
         while !self.stream.over() {
             if let Some(ending) = poll_fn(|cx| self.step(cx, &mut Unheard)).await {
-                self.end(ending?, &mut Unheard);
+                let ending = ending.inspect_err(|error| self.count(Outcome::of(error)))?;
+                self.end(ending, &mut Unheard);
             }
         }
         Ok(self.stream.response())
@@ -243,15 +264,24 @@ impl Running {
     /// Ends the response with an error, the engine's or that the server is going away, and the request with it.
     pub fn fail(&mut self, error: &Error, sink: &mut impl Sink) {
         log(error);
+        self.count(Outcome::of(error));
         let usage = self.usage();
         self.stage = Stage::Over;
         self.stream.fail(error, usage, sink);
+    }
+
+    /// The answer is over, and so is its count.
+    fn count(&mut self, outcome: Outcome) {
+        if let Some(mut flight) = self.flight.take() {
+            flight.settle(outcome);
+        }
     }
 
     fn end(&mut self, ending: Ending, sink: &mut impl Sink) {
         if let Stage::Answering(answer) = &self.stage {
             self.stream.stopped_by(answer.stopped_by());
         }
+        self.count(if ending == Ending::Length { Outcome::Incomplete } else { Outcome::Completed });
         self.stream.end(ending, self.usage(), now(), sink);
     }
 

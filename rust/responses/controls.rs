@@ -14,13 +14,13 @@ use crate::models::Controls;
 use crate::models::sampling::LEAST_PENALTY;
 
 /// What presence and frequency penalties may be.
-const PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+pub(super) const PENALTY: RangeInclusive<f64> = -2.0..=2.0;
 /// What a bias may be.
-const BIAS: RangeInclusive<f64> = -100.0..=100.0;
+pub(super) const BIAS: RangeInclusive<f64> = -100.0..=100.0;
 /// The most biases of one request.
-const BIASES: usize = 1024;
+pub(super) const BIASES: usize = 1024;
 /// The most of the likeliest tokens that are told beside each one.
-const TOP_LOGPROBS: i64 = 20;
+pub(super) const TOP_LOGPROBS: i64 = 20;
 /// The most ids that may be guessed ahead.
 const DEEPEST: u64 = 64;
 /// The additional output that asks for log probabilities.

@@ -2,6 +2,7 @@
 //!
 //! Which event follows which, and its number, is decided in `stream`; how the bytes are framed is the door's business.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -11,14 +12,22 @@ use crate::models::TokenLogprob;
 
 /// An event. Everything in it is borrowed: the text of an answer is never copied to be announced. The first two carry the same response, which
 /// is written once for both: they are what a client waits for.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, JsonSchema, Serialize)]
 #[serde(tag = "type")]
 #[allow(missing_docs)] // The names and the fields are those of the API.
 pub enum Event<'a> {
     #[serde(rename = "response.created")]
-    Created { sequence_number: u64, response: &'a RawValue },
+    Created {
+        sequence_number: u64,
+        #[schemars(with = "Response")]
+        response: &'a RawValue,
+    },
     #[serde(rename = "response.in_progress")]
-    InProgress { sequence_number: u64, response: &'a RawValue },
+    InProgress {
+        sequence_number: u64,
+        #[schemars(with = "Response")]
+        response: &'a RawValue,
+    },
     #[serde(rename = "response.completed")]
     Completed { sequence_number: u64, response: &'a Response },
     #[serde(rename = "response.incomplete")]

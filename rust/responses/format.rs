@@ -2,6 +2,7 @@
 //!
 //! Whether a schema or a grammar can be used is known once the model is loaded; here they are read, and told again in the response.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -10,7 +11,7 @@ use crate::error::{Code, Error, Result};
 use crate::grammar::Grammar;
 
 /// The form of an answer, as the response repeats it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[allow(missing_docs)] // The names and meanings are those of the API.
 pub enum Format {
@@ -26,7 +27,7 @@ pub enum Format {
 }
 
 /// What a grammar is written in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Syntax {
     /// A regular expression, which the whole answer matches.

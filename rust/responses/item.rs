@@ -2,12 +2,13 @@
 //!
 //! When they come about and change is decided in `stream`.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::models::TokenLogprob;
 
 /// How far an output item is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemStatus {
     /// It grows.
@@ -19,7 +20,7 @@ pub enum ItemStatus {
 }
 
 /// An item of the output.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Item {
     /// What the model thought.
@@ -55,20 +56,22 @@ impl Item {
 }
 
 /// A message of the assistant: at most one part of text.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Message {
     /// `msg_…`, the same in every event and in the response.
     pub id: String,
     /// How far it is.
     pub status: ItemStatus,
-    /// Always `assistant`.
+    /// Always the assistant's.
+    #[schemars(extend("const" = "assistant"))]
     pub role: &'static str,
     /// Its parts: none when it is announced, one from the moment that is announced.
     pub content: Vec<Part>,
 }
 
 /// What the model thought, as a summary or as content; never sealed, and then the field for that must not be there.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[schemars(rename = "ReasoningItem")]
 pub struct Reasoning {
     /// `rs_…`.
     pub id: String,
@@ -82,7 +85,7 @@ pub struct Reasoning {
 }
 
 /// A call of a function.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct FunctionCall {
     /// `fc_…`.
     pub id: String,
@@ -100,7 +103,7 @@ pub struct FunctionCall {
 }
 
 /// A call of a tool that takes a text.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct CustomToolCall {
     /// `ctc_…`.
     pub id: String,
@@ -118,7 +121,7 @@ pub struct CustomToolCall {
 }
 
 /// A part of a message or of thoughts.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Part {
     /// Text.
@@ -130,7 +133,8 @@ pub enum Part {
 }
 
 /// A part of text.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
+#[schemars(rename = "OutputText")]
 pub struct Text {
     /// Always empty: nothing is cited.
     pub annotations: [(); 0],
@@ -141,7 +145,7 @@ pub struct Text {
 }
 
 /// A part of thoughts.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Thoughts {
     /// The thoughts so far.
     pub text: String,

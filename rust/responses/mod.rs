@@ -13,6 +13,7 @@ pub(crate) mod input;
 pub mod item;
 pub mod object;
 pub mod request;
+pub mod schema;
 pub mod stream;
 mod strict;
 mod told;

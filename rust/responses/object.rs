@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -16,7 +17,7 @@ use crate::engine::{Sampling, Timing};
 use crate::error::{Code, Error};
 
 /// How far a response is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// The answer is being made.
@@ -30,9 +31,10 @@ pub enum Status {
 }
 
 /// Why a response failed, in the words the API has for it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Failure {
-    /// `server_error`, `rate_limit_exceeded` or `invalid_prompt`: clients know no others.
+    /// Clients know no others.
+    #[schemars(extend("enum" = ["server_error", "rate_limit_exceeded", "invalid_prompt"]))]
     pub code: &'static str,
     /// What happened.
     pub message: String,
@@ -53,18 +55,20 @@ impl From<&Error> for Failure {
 }
 
 /// Why a response is incomplete.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, JsonSchema, Serialize)]
 pub struct Incomplete {
-    /// `max_output_tokens`.
+    /// The limit that cut it.
+    #[schemars(extend("const" = "max_output_tokens"))]
     pub reason: &'static str,
 }
 
 /// The form of the output.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct TextConfig {
     /// As asked for.
     pub format: Format,
     /// As asked for.
+    #[schemars(extend("enum" = ["low", "medium", "high"]))]
     pub verbosity: &'static str,
 }
 
@@ -120,10 +124,11 @@ impl Effective {
 }
 
 /// The response object. Fields of type `()` are null: this server has nothing to put there.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 #[allow(missing_docs)] // The names and meanings are those of the API.
 pub struct Response {
     pub id: String,
+    #[schemars(extend("const" = "response"))]
     pub object: &'static str,
     pub created_at: u64,
     pub status: Status,
@@ -142,6 +147,7 @@ pub struct Response {
     pub prompt_cache_retention: (),
     pub reasoning: Reasoning,
     pub safety_identifier: Option<String>,
+    #[schemars(extend("const" = "default"))]
     pub service_tier: &'static str,
     pub store: bool,
     pub temperature: f32,
@@ -256,7 +262,7 @@ impl From<Begin> for Response {
 }
 
 /// Tokens and times of one response. Times are milliseconds, rates tokens per second; absent where unknown.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 #[allow(missing_docs)] // The names are those of the API; `Usage::new` says how each is made.
 pub struct Usage {
     pub input_tokens: usize,
@@ -295,7 +301,7 @@ pub struct Usage {
 }
 
 /// Where the input's tokens came from.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, JsonSchema, Serialize)]
 #[allow(missing_docs)]
 pub struct InputDetails {
     pub cached_tokens: usize,
@@ -303,7 +309,7 @@ pub struct InputDetails {
 }
 
 /// What the output's tokens were for.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, JsonSchema, Serialize)]
 #[allow(missing_docs)]
 pub struct OutputDetails {
     pub reasoning_tokens: u32,

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -19,13 +20,17 @@ use crate::prompt::Turn;
 /// The most stop strings of one request.
 pub(crate) const STOPS: usize = 16;
 /// The most metadata pairs, and the longest key and value, in characters.
-const METADATA: (usize, usize, usize) = (16, 64, 512);
+pub(super) const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// `metadata.retention_seconds`: a minute to ninety days.
-const RETENTION: std::ops::RangeInclusive<i64> = 60..=7_776_000;
+pub(super) const RETENTION: std::ops::RangeInclusive<i64> = 60..=7_776_000;
 /// The longest `cache_salt`, in bytes.
-const SALT: usize = 256;
+pub(super) const SALT: usize = 256;
 /// How much a model says unless told otherwise.
 const MEDIUM: &str = "medium";
+/// How hard a model may be told to think.
+pub(super) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+/// How thoughts may be summed up.
+pub(super) const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
 
 /// A request that has been checked from end to end.
 #[derive(Debug, Clone)]
@@ -55,7 +60,7 @@ pub struct Request {
 }
 
 /// What happens to a prompt that does not fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncation {
     /// The oldest turns are left out.
@@ -65,11 +70,13 @@ pub enum Truncation {
 }
 
 /// How hard a model should think, and what of it is shown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Reasoning {
     /// `none` is off.
+    #[schemars(extend("enum" = super::schema::words(&EFFORTS)))]
     pub effort: Option<&'static str>,
     /// How thoughts are summed up.
+    #[schemars(extend("enum" = super::schema::words(&SUMMARIES)))]
     pub summary: Option<&'static str>,
 }
 
@@ -253,7 +260,7 @@ fn word(at: &At<'_, '_>, key: &str, words: &[&'static str]) -> Result<Option<&'s
 
 /// How hard the model should think, from a field of this name.
 pub(crate) fn effort(at: &At<'_, '_>, key: &str) -> Result<Option<&'static str>> {
-    word(at, key, &["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+    word(at, key, &EFFORTS)
 }
 
 /// How much the model should say.
@@ -264,10 +271,9 @@ pub(crate) fn verbosity(at: &At<'_, '_>) -> Result<&'static str> {
 fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {
     let Some(at) = root.get("reasoning") else { return Ok(Reasoning::default()) };
     at.object()?;
-    let summaries = ["auto", "concise", "detailed"];
     Ok(Reasoning {
         effort: effort(&at, "effort")?,
-        summary: word(&at, "summary", &summaries)?.or(word(&at, "generate_summary", &summaries)?),
+        summary: word(&at, "summary", &SUMMARIES)?.or(word(&at, "generate_summary", &SUMMARIES)?),
     })
 }
 

@@ -39,6 +39,8 @@ impl<'v> At<'v, '_> {
 
     /// The field of that name; `None` where it is absent or null, which mean the same.
     pub(crate) fn get<'b>(&'b self, key: &'b str) -> Option<At<'v, 'b>> {
+        #[cfg(test)]
+        looked::at(self, key);
         let value = self.value.get(key).filter(|value| !value.is_null())?;
         Some(At { value, parent: Some(self), step: Step::Key(key) })
     }
@@ -205,5 +207,29 @@ impl<'v> At<'v, '_> {
             Some((end, _)) => format!("{}…", whole.get(..end).unwrap_or_default()),
             None => whole,
         }
+    }
+}
+
+/// Which fields are looked at, so that the description of requests can be held to it.
+#[cfg(test)]
+pub(super) mod looked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    use super::At;
+
+    thread_local! {
+        static FIELDS: RefCell<BTreeSet<String>> = RefCell::default();
+    }
+
+    pub(super) fn at(at: &At<'_, '_>, key: &str) {
+        let path: String = at.path().chars().filter(|letter| !letter.is_ascii_digit()).collect();
+        let dot = if path.is_empty() { "" } else { "." };
+        FIELDS.with_borrow_mut(|fields| fields.insert(format!("{path}{dot}{key}")));
+    }
+
+    /// The fields that this thread has looked at since it was last asked: `input[].role`.
+    pub(crate) fn take() -> BTreeSet<String> {
+        FIELDS.take()
     }
 }

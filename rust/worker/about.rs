@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::time::Instant;
 
-use crate::models::{Hosted, State};
+use crate::metrics::Door;
+use crate::models::Hosted;
 use crate::worker::connection::Options;
 use crate::worker::idle::Idle;
 use crate::worker::message::Status;
@@ -46,15 +47,11 @@ impl Guest {
             pid: std::process::id(),
             uptime_ms: u64::try_from(self.0.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             model: Cow::Borrowed(model.id()),
-            state: Cow::Borrowed(match model.state() {
-                State::Absent => "absent",
-                State::Loading => "loading",
-                State::Ready => "ready",
-                State::Failed(_) => "failed",
-            }),
+            state: Cow::Borrowed(model.state().name()),
             in_flight: idle.in_flight(),
             connections: self.0.connections.load(Ordering::Relaxed),
             memory_bytes: memory_stats::memory_stats().map(|memory| memory.physical_mem as u64),
+            counts: Some(model.meters().door(Door::Worker).into()),
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::error::{Code, Error, Result};
 use crate::linger;
 use crate::listen::{LocalStream, gone};
 use crate::memory;
+use crate::metrics::{Door, Outcome};
 use crate::models::Hosted;
 use crate::shutdown::{Reason, Stop};
 use crate::worker::about::Guest;
@@ -198,7 +199,7 @@ impl Connection {
         let frames = Frames::new(options.max_line);
         let (out, work, owed) = (Vec::new(), JoinSet::new(), HashMap::new());
         Self {
-            client: Client::new(),
+            client: Client::at(Door::Worker),
             model,
             options,
             guest,
@@ -276,6 +277,7 @@ impl Connection {
                 let error =
                     Error::new(Code::BodyTooLarge, format!("the line has {length} bytes, and the limit is {}", self.options.max_line));
                 let error = error.hint("send less, or raise --max-line").one_line();
+                self.count(Outcome::Refused);
                 Reply::Error { id: head_id(&head).as_deref(), error: &error }.write(&mut self.out);
             }
         }
@@ -314,6 +316,7 @@ impl Connection {
             Ok(Request::Chat(chat)) => self.start(id, Some(chat)),
             Err(error) => {
                 tracing::debug!(%error, "a line was refused");
+                self.count(Outcome::Refused);
                 Reply::Error { id, error: &error.one_line() }.write(&mut self.out);
             }
         }
@@ -322,6 +325,9 @@ impl Connection {
     /// Starts a load or a chat beside the reader.
     fn start(&mut self, id: Option<&RawValue>, chat: Option<Chat>) {
         if let Err(error) = self.room() {
+            if chat.is_some() {
+                self.count(Outcome::of(&error));
+            }
             return Reply::Error { id, error: &error.one_line() }.write(&mut self.out);
         }
         let id = id.map(ToOwned::to_owned);
@@ -335,6 +341,11 @@ impl Connection {
         };
         let handle = self.work.spawn(task.run(chat));
         self.owed.insert(handle.id(), id);
+    }
+
+    /// Counts a request that gets no further than this.
+    fn count(&self, outcome: Outcome) {
+        self.model.meters().door(Door::Worker).count(outcome);
     }
 
     /// Whether one more request may be in flight.

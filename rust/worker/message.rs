@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::metrics::{Meter, Outcome};
 use crate::models::progress::{Part, Progress, Stage};
 
 pub use super::request::{Chat, Id, Parsed, Request, head_id, parse};
@@ -101,6 +102,41 @@ pub struct Status<'a> {
     pub connections: usize,
     /// The process's resident memory in bytes; `null` where the system does not tell.
     pub memory_bytes: Option<u64>,
+    /// What its chats have come to; absent of workers that do not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counts: Option<Counts>,
+}
+
+/// What the chats of a worker have come to since it was started: how many ended in which way, and their tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)] // The names and meanings are those of `metrics`.
+pub struct Counts {
+    pub completed: u64,
+    pub incomplete: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+    pub refused: u64,
+    pub queue_full: u64,
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub output_tokens: u64,
+}
+
+impl From<&Meter> for Counts {
+    fn from(meter: &Meter) -> Self {
+        Self {
+            completed: meter.outcomes(Outcome::Completed),
+            incomplete: meter.outcomes(Outcome::Incomplete),
+            failed: meter.outcomes(Outcome::Failed),
+            cancelled: meter.outcomes(Outcome::Cancelled),
+            refused: meter.outcomes(Outcome::Refused),
+            queue_full: meter.outcomes(Outcome::QueueFull),
+            prompt_tokens: meter.prompt_tokens.get(),
+            cached_tokens: meter.cached_tokens.get(),
+            output_tokens: meter.output_tokens.get(),
+        }
+    }
 }
 
 /// News of a load, as clients of transformers.js know it.

@@ -1,6 +1,7 @@
 //! One load or chat: what it says while it runs, and the one answer in which it ends.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
@@ -9,7 +10,8 @@ use tokio::sync::mpsc;
 use crate::engine::Client;
 use crate::error::{Code, Error, Result};
 use crate::memory;
-use crate::models::{Ask, Hosted, Loading, Model, PromptOptions, beside};
+use crate::metrics::{Door, Outcome};
+use crate::models::{Ask, Ending, Hosted, Loading, Model, PromptOptions, beside};
 use crate::worker::connection::Options;
 use crate::worker::idle::Busy;
 use crate::worker::message::{Chat, Event, Reply};
@@ -60,7 +62,17 @@ impl Task {
         let large = chat.as_ref().is_some_and(|chat| chat.turns.iter().map(|turn| turn.text.len() + A_TURN).sum::<usize>() > LARGE);
         let outcome = match chat {
             None => self.load(true).await.map(|_| None),
-            Some(chat) => self.chat(chat).await.map(Some),
+            Some(chat) => {
+                // Dropped with the connection, which is how a client leaves.
+                let mut flight = self.model.flight(Door::Worker);
+                let answered = self.chat(chat).await;
+                flight.settle(match &answered {
+                    Ok((_, Ending::Length)) => Outcome::Incomplete,
+                    Ok((_, Ending::Stop | Ending::StopString)) => Outcome::Completed,
+                    Err(error) => Outcome::of(error),
+                });
+                answered.map(|(text, _)| Some(text))
+            }
         };
         if large {
             memory::give_back();
@@ -129,7 +141,8 @@ impl Task {
         }
     }
 
-    async fn chat(&self, chat: Chat) -> Result<String> {
+    async fn chat(&self, chat: Chat) -> Result<(String, Ending)> {
+        let asked = Instant::now();
         let model = self.load(false).await?;
         let options = PromptOptions { enable_thinking: Some(false), prefill: chat.prefill, ..PromptOptions::default() };
         let length = chat.turns.iter().map(|turn| turn.text.len()).sum::<usize>() + options.prefill.as_ref().map_or(0, String::len);
@@ -144,10 +157,10 @@ impl Task {
         let stop = chat.stop.into_iter().collect();
         let sampling = model.defaults.greedy();
         let ask = Ask { max_tokens, sampling, constraint: None, speculation: None, stop, include_stop: true };
-        let mut answer = model.answer(self.client, prompt, ask)?;
+        let mut answer = model.answer_at(model.engine.place(self.client)?.since(asked), prompt, ask)?;
         let (text, ending) = answer.rest().await?;
         tracing::debug!(prompt = answer.prompt_tokens(), tokens = answer.tokens(), ?ending, "answered");
-        Ok(text)
+        Ok((text, ending))
     }
 }
 

@@ -18,6 +18,7 @@ mod http_grammar;
 mod http_limits;
 mod http_messages;
 mod http_messages_input;
+mod http_metrics;
 mod http_shutdown;
 mod http_stream;
 mod http_support;

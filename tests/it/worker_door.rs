@@ -217,7 +217,10 @@ async fn a_worker_tells_what_it_is_doing_at_once_and_does_nothing_for_it() {
     }
     let expected = json!({
         "type": "status", "id": "s", "key": "tiny", "tag": "1|onnx||", "pid": std::process::id(), "model": "mock/one", "state": "absent",
-        "in_flight": 0, "connections": 1,
+        "in_flight": 0, "connections": 1, "counts": {
+            "completed": 0, "incomplete": 0, "failed": 0, "cancelled": 0, "refused": 0, "queue_full": 0,
+            "prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0,
+        },
     });
     assert_eq!(told, expected);
 

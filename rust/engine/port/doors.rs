@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::{Capabilities, Client, Phase, Shared, State, Waiting};
-use crate::engine::generation::{Generation, Inbox};
+use crate::engine::generation::{Generation, Inbox, Tally};
 use crate::engine::{Admit, Constraint, Reuse, Sampling, SnapshotId};
 use crate::error::{Code, Error, Result};
+use crate::metrics::{Door, Meters};
 
 /// A request as the doors make it.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -70,7 +71,7 @@ impl Engine {
                 .hint("try again later, or raise --queue"));
         }
         state.held += 1;
-        Ok(Place { client, shared: Arc::clone(&self.shared) })
+        Ok(Place { client, since: Instant::now(), shared: Arc::clone(&self.shared) })
     }
 
     /// Closes the port: what is in flight ends with `shutting_down`, and the engine's loop returns.
@@ -101,6 +102,21 @@ impl Engine {
         Load { waiting: state.waiting.len(), running: state.running.len(), tokens: state.tokens }
     }
 
+    /// How many requests of a door wait for a place in the engine, and how many are in it.
+    #[must_use]
+    pub fn load_of(&self, door: Door) -> Load {
+        let state = self.shared.lock();
+        let waiting = state.waiting.iter().filter(|waiting| waiting.client.door() == door).count();
+        let running = state.running.values().filter(|running| running.client.door() == door).count();
+        Load { waiting, running, tokens: self.shared.meters.door(door).output_tokens.get() }
+    }
+
+    /// What is counted of its model.
+    #[must_use]
+    pub fn meters(&self) -> &Arc<Meters> {
+        &self.shared.meters
+    }
+
     /// How long an engine that has work has made no step; `None` when it has no work.
     #[must_use]
     pub fn stalled(&self) -> Option<Duration> {
@@ -113,10 +129,18 @@ impl Engine {
 /// A place in an engine's queue.
 pub struct Place {
     client: Client,
+    since: Instant,
     shared: Arc<Shared>,
 }
 
 impl Place {
+    /// The same, for a request that has been there since then: its time to the first token counts from there.
+    #[must_use]
+    pub fn since(mut self, arrived: Instant) -> Self {
+        self.since = arrived;
+        self
+    }
+
     /// Puts a request there and gives the stream of its ids. Dropping the stream cancels the request.
     ///
     /// # Errors
@@ -127,7 +151,7 @@ impl Place {
         check(&request, &*capabilities(&state)?)?;
         let id = state.next_id;
         state.next_id += 1;
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::new(Inbox::new(Tally { meters: Arc::clone(&self.shared.meters), door: self.client.door(), since: self.since }));
         if state.running.is_empty() && state.waiting.is_empty() {
             state.progress = Instant::now();
         }

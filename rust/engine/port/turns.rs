@@ -9,20 +9,33 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{State, Waiting};
+use crate::metrics::Door;
 
 /// With fewer places than this, each is worth too much to be kept free.
 const KEPT_FROM: usize = 4;
 
 /// Whom a request is for: a connection, or whatever else is to have a share of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Client(u64);
+pub struct Client(u64, Door);
 
 impl Client {
-    /// One that nobody else is.
+    /// One that nobody else is, at the HTTP door.
     #[must_use]
     pub fn new() -> Self {
+        Self::at(Door::Http)
+    }
+
+    /// One that nobody else is, at this door.
+    #[must_use]
+    pub fn at(door: Door) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        Self(NEXT.fetch_add(1, Ordering::Relaxed), door)
+    }
+
+    /// Where its requests come in.
+    #[must_use]
+    pub fn door(self) -> Door {
+        self.1
     }
 }
 

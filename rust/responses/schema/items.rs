@@ -1,0 +1,169 @@
+//! The items of a conversation and their parts. `input` reads them.
+
+use schemars::JsonSchema;
+use serde_json::Value;
+
+/// A conversation.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+pub(super) enum Input {
+    /// What the user says.
+    Text(String),
+    /// Everything in order.
+    Items(Vec<InputItem>),
+}
+
+/// An item of a conversation. `id` and `status` are as the client has them.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+pub(super) enum InputItem {
+    Message(InputMessage),
+    Reasoning(InputReasoning),
+    FunctionCall(InputFunctionCall),
+    CustomToolCall(InputCustomToolCall),
+    LocalCall(InputLocalCall),
+    CallOutput(InputCallOutput),
+    LocalCallOutput(InputLocalCallOutput),
+    HostedCall(InputHostedCall),
+}
+
+/// Words of somebody.
+#[derive(JsonSchema)]
+pub(super) struct InputMessage {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("enum" = ["message", null]))]
+    r#type: Option<String>,
+    /// `developer` is as good as `system`.
+    #[schemars(extend("enum" = ["user", "assistant", "system", "developer"]))]
+    role: String,
+    /// Only an assistant's may be absent.
+    content: Option<Content>,
+}
+
+/// A text, or parts of one.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+pub(super) enum Content {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+/// A part of a text.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+pub(super) enum ContentPart {
+    Text(TextPart),
+    Refusal(RefusalPart),
+}
+
+/// Text.
+#[derive(JsonSchema)]
+pub(super) struct TextPart {
+    #[schemars(extend("enum" = ["input_text", "output_text", "text", "summary_text", "reasoning_text"]))]
+    r#type: String,
+    text: String,
+}
+
+/// What an assistant said in the place of an answer.
+#[derive(JsonSchema)]
+pub(super) struct RefusalPart {
+    #[schemars(extend("const" = "refusal"))]
+    r#type: String,
+    refusal: String,
+}
+
+/// What the model thought.
+#[derive(JsonSchema)]
+pub(super) struct InputReasoning {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("const" = "reasoning"))]
+    r#type: String,
+    /// The thoughts as they were.
+    content: Option<Content>,
+    /// In their place where there are none.
+    summary: Option<Content>,
+    /// Only empty: what another server sealed is refused (`invalid_encrypted_content`).
+    #[schemars(length(max = 0))]
+    encrypted_content: Option<String>,
+}
+
+/// A call of a function, which its output has to follow.
+#[derive(JsonSchema)]
+pub(super) struct InputFunctionCall {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("const" = "function_call"))]
+    r#type: String,
+    #[schemars(length(min = 1))]
+    call_id: String,
+    name: String,
+    namespace: Option<String>,
+    /// JSON.
+    arguments: String,
+}
+
+/// A call of a tool that takes a text, which its output has to follow.
+#[derive(JsonSchema)]
+pub(super) struct InputCustomToolCall {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("const" = "custom_tool_call"))]
+    r#type: String,
+    #[schemars(length(min = 1))]
+    call_id: String,
+    name: String,
+    namespace: Option<String>,
+    input: String,
+}
+
+/// A call of something that the client has run by itself.
+#[derive(JsonSchema)]
+pub(super) struct InputLocalCall {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("enum" = ["local_shell_call", "shell_call", "apply_patch_call", "computer_call"]))]
+    r#type: String,
+    #[schemars(length(min = 1))]
+    call_id: String,
+    /// What was done.
+    action: Option<Value>,
+    /// The other name of `action`.
+    operation: Option<Value>,
+}
+
+/// What came of a call.
+#[derive(JsonSchema)]
+pub(super) struct InputCallOutput {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("enum" = ["function_call_output", "custom_tool_call_output"]))]
+    r#type: String,
+    #[schemars(length(min = 1))]
+    call_id: String,
+    output: Content,
+}
+
+/// What came of a call of something that the client has run by itself. Of a local shell the call's id may stand in `id`.
+#[derive(JsonSchema)]
+pub(super) struct InputLocalCallOutput {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("enum" = ["local_shell_call_output", "shell_call_output", "apply_patch_call_output", "computer_call_output"]))]
+    r#type: String,
+    call_id: Option<String>,
+    #[schemars(extend("not" = { "type": "null" }))]
+    output: Value,
+}
+
+/// What a provider ran and answered by itself: the model is told that it happened, with all other fields as they are.
+#[derive(JsonSchema)]
+pub(super) struct InputHostedCall {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("enum" = [
+        "web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_approval_request", "mcp_call"
+    ]))]
+    r#type: String,
+}

@@ -1,0 +1,43 @@
+"""For schemathesis: a check that an error of the server's is one object that clients can read, whatever the request was, and requests that get far.
+
+Loaded by schemathesis itself (`SCHEMATHESIS_HOOKS`), which is why it imports nothing of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import schemathesis
+
+
+@schemathesis.hook
+def map_body(context: Any, body: Any) -> Any:
+    """Leaves models out that nobody has: requests for them would all end at the same place."""
+    if isinstance(body, dict) and isinstance(body.get("model"), str):
+        return {key: value for key, value in body.items() if key != "model"}
+    return body
+
+
+@schemathesis.check
+def envelope(ctx: Any, response: Any, case: Any) -> None:
+    """Every error is JSON with a message, a type, a code and the field at fault, and is of use to whoever reads it."""
+    if response.status_code < 400 or case.method.upper() == "HEAD":
+        return
+    assert response.headers["content-type"] == ["application/json"], response.headers
+    body = json.loads(response.content)
+    if case.path.startswith("/v1/messages"):  # in the form of Anthropic's API
+        assert set(body) == {"type", "error", "request_id"}, body
+        assert body["type"] == "error", body
+        assert body["error"]["type"], body
+        assert body["error"]["message"], body
+        assert "(hint: " in body["error"]["message"], body
+        return
+    assert list(body) == ["error"], body
+    error = body["error"]
+    assert list(error) == ["message", "type", "param", "code"], error
+    assert error["message"], error
+    assert error["type"], error
+    assert error["code"], error
+    assert error["param"] is None or error["param"], error
+    assert "(hint: " in error["message"], error
