@@ -167,9 +167,10 @@ async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Respo
 async fn asked(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<(Arc<Model>, responses::Request, Arrival)> {
     let body = body.read().await?;
     let request = if body.len() <= INLINE {
-        responses::Request::from_json(&body)?
+        responses::Request::read(&body, &app.options.seal)?
     } else {
-        beside(move || responses::Request::from_json(&body)).await?
+        let seal = app.options.seal.clone();
+        beside(move || responses::Request::read(&body, &seal)).await?
     };
     let resolving = Instant::now();
     let hosted = app.models.find(request.model.as_deref())?;

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::format::Format;
+use super::sealed::Seal;
 use super::tools::Tools;
 use super::validate::At;
 use super::{controls, input, tools};
@@ -24,6 +25,8 @@ const METADATA: (usize, usize, usize) = (16, 64, 512);
 const RETENTION: std::ops::RangeInclusive<i64> = 60..=7_776_000;
 /// The longest `cache_salt`, in bytes.
 const SALT: usize = 256;
+/// The additional output that asks for sealed thoughts.
+const SEALED: &str = "reasoning.encrypted_content";
 
 /// A request that has been checked from end to end.
 #[derive(Debug, Clone)]
@@ -46,6 +49,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Whether the oldest turns may be left out when the prompt does not fit.
     pub truncation: Truncation,
+    /// What seals the thoughts of the answer, where the client asks for that.
+    pub seal: Option<Seal>,
     /// What the response repeats.
     pub echo: Echo,
 }
@@ -96,23 +101,31 @@ pub struct Echo {
 }
 
 impl Request {
-    /// Reads the body of a request.
+    /// Reads the body of a request, by a server that has sealed nothing before.
+    ///
+    /// # Errors
+    /// As [`Request::read`].
+    pub fn from_json(body: &[u8]) -> Result<Self> {
+        Self::read(body, &Seal::default())
+    }
+
+    /// Reads the body of a request. `seal`: what opens the thoughts that it brings back, and seals those of the answer.
     ///
     /// # Errors
     /// `invalid_json` for what is no JSON or cannot be read, or what is wrong with the first field at fault, with its path.
-    pub fn from_json(body: &[u8]) -> Result<Self> {
+    pub fn read(body: &[u8], seal: &Seal) -> Result<Self> {
         let refused = |what: String| Error::new(Code::InvalidJson, format!("the body is not JSON: {what}")).hint("send one JSON object");
         let text = std::str::from_utf8(body).map_err(|error| refused(error.to_string()))?;
         let value = json::value(text).map_err(|error| unreadable(&error).unwrap_or_else(|| refused(error.to_string())))?;
-        Self::read(&At::root(&value))
+        Self::checked(&At::root(&value), seal)
     }
 
-    fn read(root: &At<'_, '_>) -> Result<Self> {
+    fn checked(root: &At<'_, '_>, seal: &Seal) -> Result<Self> {
         root.object()?;
         refuse(root)?;
         let string = |key| root.get(key).map(|at| at.string().map(str::to_owned)).transpose();
         let instructions = string("instructions")?;
-        let turns = input::turns(instructions.as_deref(), root.get("input"), root)?;
+        let turns = input::turns(instructions.as_deref(), root.get("input"), root, seal)?;
         let tools::Read { tools, echo, choice } = tools::read(root)?;
         let (format, verbosity) = text(root)?;
         Ok(Self {
@@ -128,6 +141,7 @@ impl Request {
                 Some(at) => at.one_of(&[("auto", Truncation::Auto), ("disabled", Truncation::Disabled)])?,
                 None => Truncation::Disabled,
             },
+            seal: includes(root, SEALED).then(|| seal.clone()),
             echo: Echo {
                 instructions,
                 max_tool_calls: root.get("max_tool_calls").map(|at| at.integer(1..=i64::from(i32::MAX))).transpose()?,
@@ -212,10 +226,10 @@ fn include(root: &At<'_, '_>) -> Result<()> {
     let Some(include) = root.get("include") else { return Ok(()) };
     for at in include.each()? {
         match at.string()? {
-            // Read with the controls.
+            // Read with the controls, and with what is sealed.
             "message.output_text.logprobs"
-            // What comes of these is nothing: thoughts are not sealed, and there are no hosted calls to tell of.
-            | "reasoning.encrypted_content"
+            | SEALED
+            // What comes of these is nothing: there are no hosted calls to tell of.
             | "file_search_call.results"
             | "web_search_call.results"
             | "web_search_call.action.sources"
@@ -226,6 +240,11 @@ fn include(root: &At<'_, '_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether an additional output is asked for.
+fn includes(root: &At<'_, '_>, what: &str) -> bool {
+    root.value.get("include").and_then(Value::as_array).is_some_and(|include| include.iter().any(|each| each == what))
 }
 
 fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {
