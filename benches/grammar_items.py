@@ -46,6 +46,23 @@ FORM = {
     },
 }
 
+STRICT = {
+    "tools": [
+        {
+            "type": "function",
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+            "strict": True,
+        }
+    ]
+}
+"""A tool that is held to its schema if the model calls it; a story calls none, so that what is measured is the watch for it."""
+
 
 def ask(address: str, body: dict[str, Any]) -> Figures:
     """The usage of one response."""
@@ -62,14 +79,20 @@ def ask(address: str, body: dict[str, Any]) -> Figures:
 
 
 def together(
-    address: str, model: str, form: dict[str, Any] | None, temperature: float, clients: int, tokens: int | None
+    address: str,
+    model: str,
+    form: dict[str, Any] | None,
+    temperature: float,
+    clients: int,
+    tokens: int | None,
+    more: dict[str, Any] | None = None,
 ) -> float:
-    """Tokens a second of each of some answers that run together, from the first token to the last."""
-    body = {"model": model, "input": STORY, "temperature": temperature, "max_output_tokens": tokens}
+    """Tokens a second of each of some answers that run together, from the first token to the last. `more`: of the request."""
+    body = {"model": model, "input": STORY, "temperature": temperature, "max_output_tokens": tokens, **(more or {})}
     body |= {"text": {"format": form}} if form else {}
     with ThreadPoolExecutor(clients) as pool:
         usages = list(pool.map(partial(ask, address), [{**body, "seed": seed} for seed in range(clients)]))
-    if tokens and any(usage["output_tokens"] != tokens for usage in usages):
+    if tokens and not more and any(usage["output_tokens"] != tokens for usage in usages):
         raise BenchError(f"an answer of {tokens} tokens has another number: {usages}")
     return sum(float(usage["decode_tokens_per_second"]) for usage in usages) / clients
 
@@ -93,6 +116,14 @@ def grammars(tools: Tools, options: Options) -> Iterator[Row]:
                 )
                 name = f"{what}, temperature {temperature:g}: each of {CLIENTS} answers"
                 yield compare(name, pairs, lambda each: float(each["rate"]), "tok/s", least=0.95)
+        free: dict[str, Any] = {"tools": [{**STRICT["tools"][0], "strict": False}]}
+        pairs = alternate(
+            options.rounds,
+            lambda: {"rate": together(address, options.model, None, 1.0, CLIENTS, TOKENS, STRICT)},
+            lambda: {"rate": together(address, options.model, None, 1.0, CLIENTS, TOKENS, free)},
+        )
+        name = f"a strict tool that is not called, against one that is not strict: each of {CLIENTS} answers"
+        yield compare(name, pairs, lambda each: float(each["rate"]), "tok/s")
         pairs = alternate(
             options.rounds,
             lambda: {"rate": together(address, options.model, FORM, 0.0, 1, None)},

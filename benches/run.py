@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 import items as doors
+from call_items import calls
 from grammar_items import grammars
 from harness import BenchError, Tools, build_load, find_emberd, machine
 from items import Options, Row
@@ -23,7 +24,7 @@ from prefix_items import prefixes
 from speculation_items import speculation
 from worker_items import titles
 
-ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes, "h": speculation, "i": grammars}
+ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes, "h": speculation, "i": grammars, "j": calls}
 
 HEAD = ("", "emberd", "peer", "ratio", "target", "")
 

@@ -20,6 +20,7 @@ use crate::models::Models;
 use crate::models::catalog::{self, Asked, Source};
 use crate::models::fetch::Shelf;
 use crate::models::table::Form;
+use crate::responses::Seal;
 use crate::shutdown::Stop;
 use crate::worker::launch;
 use crate::{chat, linger, listen, shelf, worker};
@@ -175,7 +176,9 @@ async fn command(config: &Config, program: Option<PathBuf>, launcher: &Launcher)
             more_descriptors();
             on_signals()?;
             let models = models(config, &serve.models, &serve.engine, launcher)?;
-            http(serve, models, stop).await
+            // Without a place for files the key is the process's own.
+            let seal = config.home().map(Seal::kept).unwrap_or_default();
+            http(serve, models, seal, stop).await
         }
         Command::Worker(worker) => {
             more_descriptors();
@@ -247,9 +250,9 @@ fn models_shelf(config: &Config, engine: &str) -> Result<Shelf> {
     Ok(Shelf::new(config.home()?, config.python.clone()).with_dtype(config::dtype()).with_form(Form::of(engine)))
 }
 
-async fn http(serve: &Serve, models: Models, stop: Stop) -> Result<u8> {
+async fn http(serve: &Serve, models: Models, seal: Seal, stop: Stop) -> Result<u8> {
     let listeners = listen::http(serve).await?;
-    crate::serve::run(serve, listeners, models, stop).await
+    crate::serve::run(serve, listeners, models, seal, stop).await
 }
 
 async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8> {

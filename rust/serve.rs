@@ -14,16 +14,19 @@ use crate::http;
 use crate::http::{Listener, Options};
 use crate::listen::Http;
 use crate::models::{Hosted, Models};
+use crate::responses::Seal;
 use crate::shelf::Display;
 use crate::shutdown::Stop;
 
 /// Serves until a signal ends it; the exit code is 0, since a server that was told to stop and did has done what it should.
-pub async fn run(serve: &Serve, listeners: Http, models: Models, stop: Stop) -> Result<u8> {
+/// `seal`: what thoughts are sealed with.
+pub async fn run(serve: &Serve, listeners: Http, models: Models, seal: Seal, stop: Stop) -> Result<u8> {
     let options = Options {
         max_body: serve.max_body,
         allowed_hosts: serve.allowed_hosts.clone(),
         grace: Duration::from_secs(serve.grace),
         reasoning_events: serve.reasoning_events,
+        seal,
         ..Options::default()
     };
     let address = listeners.tcp.local_addr().map(reachable).unwrap_or_default();

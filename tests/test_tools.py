@@ -140,3 +140,26 @@ def test_outputs_that_do_not_match_their_calls_are_refused_by_name(home: Path) -
         with pytest.raises(openai.BadRequestError) as forced:
             ask(client, False, input="hi", tools=TOOLS, tool_choice="required")
         assert (forced.value.code, forced.value.param) == ("unsupported_parameter", "tool_choice")
+
+
+def test_sealed_thoughts_outlive_the_server_and_open_nowhere_else(home: Path, tmp_path: Path) -> None:
+    def turn(where: Path, *before: Any) -> Response:
+        with scripted(where, "<think>Hm.</think>Four.") as (_, client):
+            user: Any = {"role": "user", "content": "2 + 2?"}
+            return client.responses.create(
+                model="smollm2-135m", input=[user, *before], include=["reasoning.encrypted_content"], store=False
+            )
+
+    first = turn(home)
+    [thought, _] = first.output
+    assert thought.type == "reasoning"
+    assert thought.encrypted_content
+    assert (home / "seal.key").stat().st_mode & 0o777 == 0o600
+    history = [
+        *(item.model_dump(exclude_none=True) for item in first.output),
+        {"role": "user", "content": "And 3 + 3?"},
+    ]
+    assert turn(home, *history).status == "completed"
+    with pytest.raises(openai.BadRequestError) as refused:
+        turn(tmp_path / "other", *history)
+    assert (refused.value.code, refused.value.param) == ("invalid_encrypted_content", "input[1].encrypted_content")

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use super::blocks::{self, kind, words};
 use crate::error::{Code, Error, Result};
 use crate::prompt::{Call, Role, Turn};
+use crate::responses::Seal;
 use crate::responses::input::{BETWEEN_CALLS, History, LEFT_OPEN, join};
 use crate::responses::validate::At;
 
@@ -23,7 +24,8 @@ pub(super) struct Conversation {
 
 /// Reads `system` and `messages`.
 pub(super) fn read(root: &At<'_, '_>) -> Result<Conversation> {
-    let mut history = History::default();
+    let seal = Seal::default();
+    let mut history = History::new(&seal);
     if let Some(at) = root.get("system") {
         system(&at, &mut history)?;
     }
@@ -44,7 +46,7 @@ pub(super) fn read(root: &At<'_, '_>) -> Result<Conversation> {
 }
 
 /// The system's text, or its blocks of text.
-fn system(at: &At<'_, '_>, history: &mut History) -> Result<()> {
+fn system(at: &At<'_, '_>, history: &mut History<'_>) -> Result<()> {
     if at.value.is_string() {
         return history.words(at, Role::System, at.string()?.to_owned());
     }
@@ -63,7 +65,7 @@ fn system(at: &At<'_, '_>, history: &mut History) -> Result<()> {
 }
 
 /// Reads one message, and says whose it is.
-fn message(message: &At<'_, '_>, history: &mut History) -> Result<Role> {
+fn message(message: &At<'_, '_>, history: &mut History<'_>) -> Result<Role> {
     message.object()?;
     let roles = [("user", Role::User), ("assistant", Role::Assistant), ("system", Role::System)];
     let role = message.need("role")?.one_of(&roles)?;
@@ -77,7 +79,7 @@ fn message(message: &At<'_, '_>, history: &mut History) -> Result<Role> {
 }
 
 /// Results of tools, and words.
-fn user(message: &At<'_, '_>, content: &At<'_, '_>, history: &mut History) -> Result<()> {
+fn user(message: &At<'_, '_>, content: &At<'_, '_>, history: &mut History<'_>) -> Result<()> {
     if !content.value.is_array() {
         return history.words(message, Role::User, blocks::text(content)?.into_owned());
     }
@@ -105,7 +107,7 @@ fn result(block: &At<'_, '_>) -> Result<String> {
 }
 
 /// What the assistant said, thought, and called for.
-fn assistant(message: &At<'_, '_>, content: &At<'_, '_>, history: &mut History) -> Result<()> {
+fn assistant(message: &At<'_, '_>, content: &At<'_, '_>, history: &mut History<'_>) -> Result<()> {
     history.answered(message, BETWEEN_CALLS)?;
     if !content.value.is_array() {
         let text = blocks::text(content)?;

@@ -105,7 +105,7 @@ fn read(root: &At<'_, '_>) -> Result<Request> {
     // The turns take its place.
     fields.insert("input".to_owned(), Value::from(""));
     let fields = Value::Object(fields);
-    let mut asked = responses::Request::read(&At::root(&fields))?;
+    let mut asked = responses::Request::checked(&At::root(&fields), &responses::Seal::default())?;
     asked.turns = conversation.turns;
     asked.prefill = conversation.prefill;
     Ok(Request { asked, stream })

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::error::Result;
 use crate::prompt::{Call, Role, Turn};
+use crate::responses::Seal;
 use crate::responses::input::{BETWEEN_CALLS, BETWEEN_PARTS, History, LEFT_OPEN, join};
 use crate::responses::tools::INPUT;
 use crate::responses::validate::At;
@@ -13,7 +14,8 @@ use crate::responses::validate::At;
 /// The conversation of a request.
 pub(super) fn turns(root: &At<'_, '_>) -> Result<Vec<Turn>> {
     let messages = root.need("messages")?;
-    let mut history = History::default();
+    let seal = Seal::default();
+    let mut history = History::new(&seal);
     let mut any = false;
     for message in messages.each()? {
         any = true;
@@ -27,7 +29,7 @@ pub(super) fn turns(root: &At<'_, '_>) -> Result<Vec<Turn>> {
     Ok(history.into_turns())
 }
 
-fn read(history: &mut History, message: &At<'_, '_>) -> Result<()> {
+fn read(history: &mut History<'_>, message: &At<'_, '_>) -> Result<()> {
     // Templates know no names of participants.
     message.get("name").map(|at| at.string()).transpose()?;
     let role = message.need("role")?;
@@ -47,7 +49,7 @@ fn read(history: &mut History, message: &At<'_, '_>) -> Result<()> {
 }
 
 /// What the assistant thought, said, and called for.
-fn assistant(history: &mut History, message: &At<'_, '_>) -> Result<()> {
+fn assistant(history: &mut History<'_>, message: &At<'_, '_>) -> Result<()> {
     if let Some(at) = message.get("function_call") {
         return Err(at.unsupported("is given: it has given way to `tool_calls`").hint("send tool_calls, and messages of the role tool"));
     }

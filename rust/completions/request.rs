@@ -46,6 +46,7 @@ pub fn read(body: &[u8]) -> Result<(Request, Wanted)> {
         stop: stop(&root)?,
         prefill: None,
         truncation: Truncation::Disabled,
+        seal: None,
         echo: Echo {
             instructions: None,
             max_tool_calls: None,

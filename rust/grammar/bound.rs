@@ -12,6 +12,8 @@ use crate::error::Result;
 
 /// The longest grammar of any kind, in bytes.
 pub const TEXT: usize = 64 * 1024;
+/// The longest grammar of tool calls, in bytes: several schemas, each of which is bounded by [`TEXT`].
+pub const CALLS: usize = 4 * TEXT;
 /// The most that merging may come to, in values of JSON.
 const MERGED: u64 = 100_000;
 /// The most patterns of `patternProperties` in one place: each is compared with each.

@@ -13,7 +13,7 @@ use llguidance::{Matcher, ParserFactory};
 
 use super::place::{Places, fault, no_thread, worker};
 use super::vocabulary::Vocabulary;
-use super::{Grammar, bound, refused, schema, tagged};
+use super::{Grammar, bound, refused, schema, tagged, whole};
 use crate::engine::constraint::Rule;
 use crate::engine::{Capabilities, Constraint, ConstraintError};
 use crate::error::{Code, Error, Result};
@@ -69,36 +69,50 @@ impl Prepared {
         Ok(Self { vocabulary, factory, eos: eos.to_vec(), vocab_size: vocab_size as usize })
     }
 
-    fn compile(&self, grammar: &Grammar) -> Result<Rule> {
-        let long = |text: &str| {
+    /// The grammar as the library takes it.
+    fn top(&self, grammar: &Grammar) -> Result<TopLevelGrammar> {
+        let long = |text: &str, most: usize| {
             let length = text.len();
-            if length > bound::TEXT {
-                let what = format!("the {} has {length} bytes, above {}", grammar.kind(), bound::TEXT);
+            if length > most {
+                let what = format!("the {} has {length} bytes, above {most}", grammar.kind());
                 return Err(refused(what).hint("make it shorter"));
             }
             Ok(())
         };
-        let top = match grammar {
-            Grammar::JsonSchema(text) => {
-                long(text)?;
-                TopLevelGrammar::from_json_schema(schema(text)?)
-            }
+        Ok(match grammar {
+            Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(schema(text)?),
             Grammar::JsonObject => TopLevelGrammar::from_json_schema(schema("{\"type\":\"object\"}")?),
             Grammar::Regex(text) => {
-                long(text)?;
+                long(text, bound::TEXT)?;
                 TopLevelGrammar::from_regex(text)
             }
             Grammar::Lark(text) => {
-                long(text)?;
+                long(text, bound::TEXT)?;
                 bound::check_lark(text)?;
                 TopLevelGrammar::from_lark(text.to_string())
             }
             Grammar::Tagged(tags) => {
                 let text = tagged::lark(tags, |text| self.vocabulary.is_special(text))?;
-                long(&text)?;
+                long(&text, bound::CALLS)?;
                 TopLevelGrammar::from_lark(text)
             }
-        };
+            Grammar::Whole(whole) => {
+                let text = whole::lark(whole, &|text| self.vocabulary.cut(text))?;
+                long(&text, bound::CALLS)?;
+                let mut top = TopLevelGrammar::from_lark(text);
+                if let Some(form) = &whole.form {
+                    for mut part in self.top(form)?.grammars {
+                        part.name = Some(whole::FORM.to_owned());
+                        top.grammars.push(part);
+                    }
+                }
+                top
+            }
+        })
+    }
+
+    fn compile(&self, grammar: &Grammar) -> Result<Rule> {
+        let top = self.top(grammar)?;
         let unusable = |error: String| {
             let what = format!("the {} cannot be used: {}", grammar.kind(), reason(&error));
             refused(what).hint("correct or simplify it").detail(error)

@@ -1,6 +1,6 @@
 //! Grammars: what an answer may be, as a client says it, and how that becomes a constraint on token ids.
 //!
-//! [`tagged`] writes the grammar of tool calls, [`bound`] refuses what would cost too much before it is tried, `vocabulary` shows a model's tokens to the library
+//! [`tagged`] writes the grammar of tool calls, [`whole`] that of an answer with thoughts, words and calls, [`bound`] refuses what would cost too much before it is tried, `vocabulary` shows a model's tokens to the library
 //! that does the work (llguidance), and [`compile`] compiles, checks and keeps. Nothing here runs while an answer is made: that is `engine::constraint`.
 
 pub mod bound;
@@ -9,6 +9,7 @@ mod place;
 mod relax;
 pub mod tagged;
 mod vocabulary;
+pub mod whole;
 
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use serde_json::{Map, Value, json};
 
 pub use compile::{Compiler, compile};
 pub use tagged::{Tag, Tagged};
+pub use whole::{Calls, Thoughts, Whole};
 
 use crate::error::{Code, Error, Result};
 
@@ -32,6 +34,8 @@ pub enum Grammar {
     Lark(Arc<str>),
     /// Text and calls between tags.
     Tagged(Tagged),
+    /// A whole answer: thoughts, then words or calls.
+    Whole(Whole),
 }
 
 impl Grammar {
@@ -57,7 +61,7 @@ impl Grammar {
             Self::JsonObject => "JSON object",
             Self::Regex(_) => "regular expression",
             Self::Lark(_) => "Lark grammar",
-            Self::Tagged(_) => "tool grammar",
+            Self::Tagged(_) | Self::Whole(_) => "tool grammar",
         }
     }
 }
@@ -81,6 +85,10 @@ fn written(mut schema: Map<String, Value>) -> Value {
 /// # Errors
 /// `invalid_value` for what is no JSON, no schema, or a schema that allows nothing or would cost too much.
 fn schema(text: &str) -> Result<Value> {
+    let (length, most) = (text.len(), bound::TEXT);
+    if length > most {
+        return Err(refused(format!("the JSON schema has {length} bytes, above {most}")).hint("make it shorter"));
+    }
     let value: Value = serde_json::from_str(text)
         .map_err(|error| refused(format!("the schema is not JSON: {error}")).hint("send a JSON schema, an object"))?;
     match value {

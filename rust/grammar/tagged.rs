@@ -95,12 +95,12 @@ fn spelt(text: &str, special: impl Fn(&str) -> bool) -> String {
 }
 
 /// A text as a literal.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
 /// A text as part of a regular expression between slashes.
-fn pattern(text: &str) -> String {
+pub(super) fn pattern(text: &str) -> String {
     let mut pattern = String::new();
     for ch in text.chars() {
         match ch {

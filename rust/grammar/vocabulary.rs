@@ -5,6 +5,7 @@ use std::sync::Arc;
 use llguidance::toktrie::{TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 use super::refused;
+use super::whole::Piece;
 use crate::error::{Code, Error, Result};
 use crate::prompt::Tokenizer;
 
@@ -55,6 +56,27 @@ impl Vocabulary {
     /// Whether this text is a special token of the model's.
     pub(super) fn is_special(&self, text: &str) -> bool {
         self.tokenizer.token_to_id(text).is_some_and(|id| self.tokenizer.is_special(id))
+    }
+
+    /// A text as its special tokens and what is spelt between them.
+    pub(super) fn cut(&self, text: &str) -> Vec<Piece> {
+        let detokeniser = self.tokenizer.detokeniser();
+        let named = |id: &u32| Some((*id, self.tokenizer.id_to_token(*id)?));
+        let specials: Vec<(u32, String)> = detokeniser.specials(&[text]).iter().filter_map(named).collect();
+        let mut pieces = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            // The first, and of those that begin there the longest.
+            let found = specials.iter().filter_map(|(id, token)| Some((rest.find(token)?, std::cmp::Reverse(token.len()), *id))).min();
+            let (at, length, id) = found.map_or((rest.len(), 0, None), |(at, length, id)| (at, length.0, Some(id)));
+            let (spelt, after) = rest.split_at(at);
+            if !spelt.is_empty() {
+                pieces.push(Piece::Text(spelt.to_owned()));
+            }
+            pieces.extend(id.filter(|id| (*id as usize) < self.trie.vocab_size()).map(Piece::Special));
+            rest = after.get(length..).unwrap_or_default();
+        }
+        pieces
     }
 
     /// The ids of a text as the tokenizer cuts it; `None` where it makes something else of it, such as a blank in front or a special token.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub use server::{Listener, serve};
 
-use crate::responses::ReasoningEvents;
+use crate::responses::{ReasoningEvents, Seal};
 
 /// How the door behaves.
 #[derive(Debug, Clone)]
@@ -47,6 +47,8 @@ pub struct Options {
     pub stall: Duration,
     /// How thoughts go out.
     pub reasoning_events: ReasoningEvents,
+    /// What seals thoughts for clients that ask for that.
+    pub seal: Seal,
     /// How long answers in flight may go on once the server stops; then they fail.
     pub grace: Duration,
 }
@@ -64,6 +66,7 @@ impl Default for Options {
             keep_alive: Duration::from_secs(10),
             stall: Duration::from_secs(120),
             reasoning_events: ReasoningEvents::default(),
+            seal: Seal::default(),
             grace: Duration::from_secs(10),
         }
     }

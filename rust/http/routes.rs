@@ -170,7 +170,7 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
         }
         Resource::InputTokens => {
             inbound::json(&parts.headers)?;
-            let (model, request, (), _) = asked(app, body, arrived, plain).await?;
+            let (model, request, (), _) = asked(app, body, arrived, plain(app)).await?;
             let counted = Counted { object: "response.input_tokens", input_tokens: responses::count(model, request).await? };
             Ok(outbound::json(StatusCode::OK, &counted))
         }
@@ -216,7 +216,7 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
 /// Creates a response: everything about the request is checked before a model is loaded or a place in its queue taken, and everything that can
 /// be refused is refused before the first byte of a stream.
 async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Response<Body>> {
-    let (model, request, (), arrival) = asked(app, body, arrived, plain).await?;
+    let (model, request, (), arrival) = asked(app, body, arrived, plain(app)).await?;
     let stream = request.stream;
     let mut running = Running::start(model, request, arrival, arrived.time, app.options.reasoning_events).await?;
     if stream {
@@ -239,8 +239,9 @@ pub(super) fn streamed(app: &App, running: Running, wire: Box<dyn Wire>) -> Resp
 }
 
 /// Reads a request of the Responses API.
-fn plain(body: &[u8]) -> Result<(responses::Request, ())> {
-    Ok((responses::Request::from_json(body)?, ()))
+fn plain(app: &App) -> impl FnOnce(&[u8]) -> Result<(responses::Request, ())> + Send + 'static {
+    let seal = app.options.seal.clone();
+    move |body| Ok((responses::Request::read(body, &seal)?, ()))
 }
 
 /// Reads a request, in the form that `read` knows, and finds its model, loaded. What `read` gives besides is given back.
@@ -248,7 +249,7 @@ pub(super) async fn asked<T: Send + 'static>(
     app: &App,
     body: &mut Inbound,
     arrived: Arrived,
-    read: fn(&[u8]) -> Result<(responses::Request, T)>,
+    read: impl FnOnce(&[u8]) -> Result<(responses::Request, T)> + Send + 'static,
 ) -> Result<(Arc<Model>, responses::Request, T, Arrival)> {
     let body = body.read().await?;
     let (request, besides) = if body.len() <= INLINE { read(&body)? } else { beside(move || read(&body)).await? };

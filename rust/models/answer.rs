@@ -133,7 +133,7 @@ pub struct Answer {
     detokeniser: Arc<Detokeniser>,
     parser: Option<Parser>,
     parsed: Parsed,
-    /// The answer ends after so many calls.
+    /// The answer ends after so many calls: at the end of the last where that is whole, else where another would begin, so that what became of it is shown.
     most_calls: Option<u32>,
     calls: u32,
     held: Held,
@@ -267,17 +267,26 @@ impl Answer {
             }
         }
         let mut ending = None;
-        let mut calls = 0;
+        let mut calls = self.calls;
         for (kind, text) in self.parsed.spans() {
+            let enough = self.most_calls.is_some_and(|most| calls >= most);
+            if kind == Kind::Call && enough {
+                self.stop.finish(&mut into.text);
+                into.close(&mut self.held);
+                ending = Some(Ending::Stop);
+                break;
+            }
             if kind != Kind::Text {
                 // What was held back for a stop is not going to be one: words do not go on over a call or a thought.
                 self.stop.finish(&mut into.text);
                 into.close(&mut self.held);
                 into.add(kind, text);
-                calls += u32::from(matches!(kind, Kind::End { .. }));
-                if self.most_calls.is_some_and(|most| self.calls + calls >= most) && matches!(kind, Kind::End { .. }) {
-                    ending = Some(Ending::Stop);
-                    break;
+                if let Kind::End { whole } = kind {
+                    calls += 1;
+                    if whole && self.most_calls.is_some_and(|most| calls >= most) {
+                        ending = Some(Ending::Stop);
+                        break;
+                    }
                 }
                 continue;
             }
@@ -288,7 +297,7 @@ impl Answer {
                 break;
             }
         }
-        self.calls += calls;
+        self.calls = calls;
         self.parsed.clear();
         ending
     }

@@ -25,8 +25,8 @@ use crate::models::progress::Progress;
 use crate::models::prompt::{Prompt, PromptOptions};
 use crate::models::sampling::Defaults;
 use crate::prompt::{Prompter, Tokenizer, Turn, Writing};
-use crate::text::Parser;
 use crate::text::decode::Visible;
+use crate::text::{Format, Parser};
 
 /// News that a slow watcher may fall behind by before it misses some.
 const NEWS: usize = 256;
@@ -409,9 +409,8 @@ impl Model {
     /// `invalid_value` when the model's template refuses the conversation; `context_length_exceeded` when its text alone says that it cannot fit, so
     /// that a text of megabytes is not tokenised to be refused.
     pub fn prompt(&self, turns: &[Turn], options: &PromptOptions) -> Result<Prompt> {
-        let PromptOptions { enable_thinking, prefill, effort, tools, signatures } = options;
-        let prefill = prefill.as_deref().unwrap_or_default();
-        let text = self.prompter.text(turns, &Writing { tools, enable_thinking: *enable_thinking, effort: *effort, prefill })?;
+        let text = self.text(turns, options)?;
+        let PromptOptions { tools, signatures, .. } = options;
         let (least, window) = (self.prompter.tokenizer().at_least(&text), self.capabilities.context_length);
         if least > window as usize {
             return Err(self.too_long(&format!("at least {least}")));
@@ -420,6 +419,22 @@ impl Model {
         let with_tools = !tools.is_empty();
         let parser = Parser::of(self.prompter.format(with_tools), Arc::clone(signatures), &text);
         Ok(Prompt { ids, parser, visible: Arc::clone(&self.visible[usize::from(with_tools)]) })
+    }
+
+    /// The text of a conversation, up to where the model is to speak.
+    ///
+    /// # Errors
+    /// `invalid_value` when the model's template refuses the conversation.
+    pub fn text(&self, turns: &[Turn], options: &PromptOptions) -> Result<String> {
+        let PromptOptions { enable_thinking, prefill, effort, tools, .. } = options;
+        let prefill = prefill.as_deref().unwrap_or_default();
+        self.prompter.text(turns, &Writing { tools, enable_thinking: *enable_thinking, effort: *effort, prefill })
+    }
+
+    /// How it marks thoughts and calls, in requests with or without tools.
+    #[must_use]
+    pub fn format(&self, with_tools: bool) -> Format {
+        self.prompter.format(with_tools)
     }
 
     /// The special tokens among these marks.

@@ -35,6 +35,11 @@ pub struct Prompt {
 }
 
 impl Prompt {
+    /// Words of the answer are of a form: thoughts and calls come before them, and what is in them is theirs.
+    pub fn take_as_leading(&mut self) {
+        self.parser = self.parser.take().map(Parser::leading);
+    }
+
     /// All of the answer is words, whatever it looks like.
     pub fn take_as_words(&mut self) {
         self.parser = None;

@@ -8,12 +8,11 @@ use std::task::{Context, Poll, ready};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::event::{Sink, Unheard};
-use super::format::Format;
+use super::held::{self, Hold, Reading};
 use super::ids::Ids;
 use super::object::{Arrival, Begin, Effective, Response, Usage};
 use super::request::{Reasoning, Request, Truncation};
 use super::stream::{ReasoningEvents, Stream};
-use super::strict;
 use super::told::log;
 use super::tools::Tools;
 use super::truncate::prompt;
@@ -68,8 +67,7 @@ struct Held {
     sampling: Option<Sampling>,
     speculation: Option<u32>,
     constraint: Option<Constraint>,
-    /// Whether that is a call.
-    forced: bool,
+    reading: Reading,
     stop: Vec<String>,
 }
 
@@ -107,12 +105,11 @@ impl Held {
             sampling,
             constraint,
             speculation,
-            forced,
+            reading,
             stop,
         } = self;
         let mut options = options(&tools, reasoning);
-        if constraint.is_some() {
-            // All of the answer is held to a form, which has no room for thoughts.
+        if !reading.thinks() {
             options.enable_thinking = Some(false);
         }
         options.prefill = prefill;
@@ -121,10 +118,11 @@ impl Held {
         let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
         let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
         let most_calls = (!parallel).then_some(1);
-        if forced {
-            prompt.take_as_calls(&model, &tools.signatures());
-        } else if constraint.is_some() {
-            prompt.take_as_words();
+        match reading {
+            Reading::Written => {}
+            Reading::Leading => prompt.take_as_leading(),
+            Reading::Words => prompt.take_as_words(),
+            Reading::Calls => prompt.take_as_calls(&model, &tools.signatures()),
         }
         model.converse(place, prompt, Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false }, most_calls)
     }
@@ -168,17 +166,9 @@ impl Running {
         created_at: u64,
         thoughts: ReasoningEvents,
     ) -> Result<(Stage, Stream)> {
-        let Request { turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, truncation, echo, .. } = request;
+        let Request { turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, truncation, seal, echo, .. } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
-        // A call that has to be made goes before a form for words: some clients send both, meaning the same.
-        let calls = tools.grammar(echo.parallel_tool_calls);
-        let forced = calls.is_some();
-        strict::check(&model, &tools).await?;
-        let constraint = match (calls, echo.format.grammar()) {
-            (Some(grammar), _) => Some(strict::forced(&model, &tools, grammar).await?),
-            (None, Some(grammar)) => Some(model.constraint(grammar).await.map_err(|error| echo.format.at_fault(error))?),
-            (None, None) => None,
-        };
+        let Hold { constraint, reading } = held::hold(&model, &turns, &tools, &echo).await?;
         let place = model.engine.place(Client::new())?.since(arrival.arrived);
         let (mut ids, seed) = Ids::random()?;
         let sampling = model.defaults.sampling(&controls, seed);
@@ -211,7 +201,7 @@ impl Running {
             sampling,
             constraint,
             speculation,
-            forced,
+            reading,
             stop,
         };
         let stage = if stream && held.surely_fits() && held.surely_taken() {
@@ -221,7 +211,7 @@ impl Running {
         } else {
             Stage::Answering(Box::new(beside(move || held.answer()).await?))
         };
-        Ok((stage, Stream::new(begin, ids, thoughts, shown)))
+        Ok((stage, Stream::new(begin, ids, thoughts, shown).sealing(seal)))
     }
 
     /// The response as it is now.
@@ -324,7 +314,8 @@ impl Running {
 pub async fn count(model: Arc<Model>, request: Request) -> Result<usize> {
     let Request { turns, prefill, tools, truncation, max_output_tokens, echo, .. } = request;
     let mut options = options(&tools, echo.reasoning);
-    if tools.is_forced() || echo.format != Format::Text {
+    let reading = held::hold(&model, &turns, &tools, &echo).await?.reading;
+    if !reading.thinks() {
         // As it is when the answer is made.
         options.enable_thinking = Some(false);
     }
@@ -333,7 +324,8 @@ pub async fn count(model: Arc<Model>, request: Request) -> Result<usize> {
     Ok(beside(make).await.map_err(|error| error.at("input"))?.ids.len())
 }
 
-fn options(tools: &Tools, reasoning: Reasoning) -> PromptOptions {
+/// How the prompt of a request with these tools is written.
+pub(super) fn options(tools: &Tools, reasoning: Reasoning) -> PromptOptions {
     PromptOptions {
         enable_thinking: reasoning.thinking(),
         effort: reasoning.effort.filter(|effort| *effort != "none"),

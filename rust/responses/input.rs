@@ -3,8 +3,12 @@
 //! What the assistant said, thought and called for next to each other is one turn. Every call is answered exactly once, right after its turn; the
 //! answers may come in any order, and are put in that of the calls; what the system says between them comes after them. How a template writes the turns is the prompt's business.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
+use super::file;
+use super::sealed::Seal;
 use super::tools::{INPUT, flat};
 use super::validate::At;
 use crate::error::{Code, Error, Result};
@@ -20,8 +24,9 @@ pub(crate) const LEFT_OPEN: &str = "ends without the outputs of these calls";
 pub(crate) const BETWEEN_PARTS: &str = "\n";
 
 /// The conversation of a request: its instructions, then its input in order. Leading system and developer texts become one system turn.
-pub(crate) fn turns(instructions: Option<&str>, input: Option<At<'_, '_>>, root: &At<'_, '_>) -> Result<Vec<Turn>> {
-    let mut history = History::default();
+/// `seal`: what opens thoughts that were sealed.
+pub(crate) fn turns(instructions: Option<&str>, input: Option<At<'_, '_>>, root: &At<'_, '_>, seal: &Seal) -> Result<Vec<Turn>> {
+    let mut history = History::new(seal);
     if let Some(text) = instructions {
         history.say(Role::System, text);
     }
@@ -45,13 +50,13 @@ pub(crate) fn turns(instructions: Option<&str>, input: Option<At<'_, '_>>, root:
 }
 
 /// A conversation as far as it has been read.
-#[derive(Default)]
-pub(crate) struct History {
+pub(crate) struct History<'s> {
     turns: Vec<Turn>,
     /// The last turn's calls.
     pending: Vec<Pending>,
     /// What the system has said since, which is put behind what comes of them.
     aside: Vec<String>,
+    seal: &'s Seal,
 }
 
 /// A call, with what came of it.
@@ -62,7 +67,12 @@ struct Pending {
     output: Option<String>,
 }
 
-impl History {
+impl<'s> History<'s> {
+    /// An empty one. `seal`: what opens thoughts that were sealed.
+    pub(crate) fn new(seal: &'s Seal) -> Self {
+        Self { turns: Vec::new(), pending: Vec::new(), aside: Vec::new(), seal }
+    }
+
     /// The turns of the whole conversation.
     pub(crate) fn into_turns(self) -> Vec<Turn> {
         let mut turns = self.turns;
@@ -171,7 +181,7 @@ impl History {
         match kind.string()? {
             "message" => self.message(item),
             "reasoning" => {
-                let text = reasoning(item)?;
+                let text = reasoning(item, self.seal)?;
                 join(&mut self.assistant(item)?.reasoning, &text);
                 Ok(())
             }
@@ -292,18 +302,19 @@ fn text(content: &At<'_, '_>) -> Result<String> {
         if index > 0 {
             text.push_str(BETWEEN_PARTS);
         }
-        text.push_str(part_text(&part)?);
+        text.push_str(&part_text(&part)?);
     }
     Ok(text)
 }
 
-fn part_text<'v>(part: &At<'v, '_>) -> Result<&'v str> {
+fn part_text<'v>(part: &At<'v, '_>) -> Result<Cow<'v, str>> {
     part.object()?;
     let kind = part.need("type")?;
     match kind.string()? {
-        "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text" => part.need("text")?.string(),
-        "refusal" => part.need("refusal")?.string(),
-        name @ ("input_image" | "image_url" | "input_file" | "input_audio" | "input_video" | "computer_screenshot") => {
+        "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text" => part.need("text")?.string().map(Cow::Borrowed),
+        "refusal" => part.need("refusal")?.string().map(Cow::Borrowed),
+        "input_file" => file::text(part).map(Cow::Owned),
+        name @ ("input_image" | "image_url" | "input_audio" | "input_video" | "computer_screenshot") => {
             Err(kind.unsupported(format_args!("is \"{name}\": this server takes text only")).hint("send parts of type input_text"))
         }
         _ => Err(kind.wrong("one of \"input_text\", \"output_text\", \"text\", \"refusal\", \"summary_text\", \"reasoning_text\"")),
@@ -319,20 +330,22 @@ fn output(item: &At<'_, '_>) -> Result<String> {
     }
     match output.value {
         Value::String(text) => Ok(text.clone()),
-        other if other["type"] == "computer_screenshot" => part_text(&output).map(str::to_owned),
+        other if other["type"] == "computer_screenshot" => part_text(&output).map(Cow::into_owned),
         other => Ok(other.to_string()),
     }
 }
 
-/// The thoughts of a reasoning item: as they were, else as a summary.
-fn reasoning(item: &At<'_, '_>) -> Result<String> {
+/// The thoughts of a reasoning item: as they were sealed, else as they were told, else as a summary.
+fn reasoning(item: &At<'_, '_>, seal: &Seal) -> Result<String> {
     if let Some(sealed) = item.get("encrypted_content")
         && !sealed.string()?.is_empty()
     {
-        let what = format!("`{}` cannot be opened: this server seals no thoughts", sealed.path());
-        return Err(Error::new(Code::InvalidEncryptedContent, what)
-            .hint("leave encrypted_content out, or send it to where it came from")
-            .at(sealed.path()));
+        return seal.open(sealed.string()?).ok_or_else(|| {
+            let what = format!("`{}` cannot be opened: this server has not sealed it, or it has been changed since", sealed.path());
+            Error::new(Code::InvalidEncryptedContent, what)
+                .hint("leave encrypted_content out, or send it to where it came from")
+                .at(sealed.path())
+        });
     }
     let mut found = String::new();
     for key in ["content", "summary"] {

@@ -69,7 +69,7 @@ pub struct Message {
     pub content: Vec<Part>,
 }
 
-/// What the model thought, as a summary or as content; never sealed, and then the field for that must not be there.
+/// What the model thought, as a summary or as content.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 #[schemars(rename = "ReasoningItem")]
 pub struct Reasoning {
@@ -82,6 +82,20 @@ pub struct Reasoning {
     /// The thoughts, where they go out as they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<Part>>,
+    /// The thoughts, sealed: once they are whole, where that was asked for. Where it was not, the field must not be there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encrypted_content: Option<String>,
+}
+
+impl Reasoning {
+    /// The thoughts so far.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        match self.summary.iter().chain(self.content.iter().flatten()).next() {
+            Some(Part::SummaryText(part) | Part::ReasoningText(part)) => &part.text,
+            _ => "",
+        }
+    }
 }
 
 /// A call of a function.

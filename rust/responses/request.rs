@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::format::Format;
+use super::sealed::Seal;
 use super::tools::Tools;
 use super::validate::At;
 use super::{controls, input, tools};
@@ -31,6 +32,8 @@ const MEDIUM: &str = "medium";
 pub(super) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 /// How thoughts may be summed up.
 pub(super) const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
+/// The additional output that asks for sealed thoughts.
+const SEALED: &str = "reasoning.encrypted_content";
 
 /// A request that has been checked from end to end.
 #[derive(Debug, Clone)]
@@ -55,6 +58,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Whether the oldest turns may be left out when the prompt does not fit.
     pub truncation: Truncation,
+    /// What seals the thoughts of the answer, where the client asks for that.
+    pub seal: Option<Seal>,
     /// What the response repeats.
     pub echo: Echo,
 }
@@ -107,20 +112,29 @@ pub struct Echo {
 }
 
 impl Request {
-    /// Reads the body of a request.
+    /// Reads the body of a request, by a server that has sealed nothing before.
+    ///
+    /// # Errors
+    /// As [`Request::read`].
+    pub fn from_json(body: &[u8]) -> Result<Self> {
+        Self::read(body, &Seal::default())
+    }
+
+    /// Reads the body of a request. `seal`: what opens the thoughts that it brings back, and seals those of the answer.
     ///
     /// # Errors
     /// `invalid_json` for what is no JSON or cannot be read, or what is wrong with the first field at fault, with its path.
-    pub fn from_json(body: &[u8]) -> Result<Self> {
-        Self::read(&At::root(&value(body)?))
+    pub fn read(body: &[u8], seal: &Seal) -> Result<Self> {
+        Self::checked(&At::root(&value(body)?), seal)
     }
 
-    pub(crate) fn read(root: &At<'_, '_>) -> Result<Self> {
+    /// Reads what would be the body of a request.
+    pub(crate) fn checked(root: &At<'_, '_>, seal: &Seal) -> Result<Self> {
         root.object()?;
         refuse(root)?;
         let string = |key| root.get(key).map(|at| at.string().map(str::to_owned)).transpose();
         let instructions = string("instructions")?;
-        let turns = input::turns(instructions.as_deref(), root.get("input"), root)?;
+        let turns = input::turns(instructions.as_deref(), root.get("input"), root, seal)?;
         let tools::Read { tools, echo, choice } = tools::read(root)?;
         let (format, verbosity) = text(root)?;
         Ok(Self {
@@ -137,6 +151,7 @@ impl Request {
                 Some(at) => at.one_of(&[("auto", Truncation::Auto), ("disabled", Truncation::Disabled)])?,
                 None => Truncation::Disabled,
             },
+            seal: includes(root, SEALED).then(|| seal.clone()),
             echo: Echo {
                 instructions,
                 max_tool_calls: root.get("max_tool_calls").map(|at| at.integer(1..=i64::from(i32::MAX))).transpose()?,
@@ -236,10 +251,10 @@ fn include(root: &At<'_, '_>) -> Result<()> {
     let Some(include) = root.get("include") else { return Ok(()) };
     for at in include.each()? {
         match at.string()? {
-            // Read with the controls.
+            // Read with the controls, and with what is sealed.
             "message.output_text.logprobs"
-            // What comes of these is nothing: thoughts are not sealed, and there are no hosted calls to tell of.
-            | "reasoning.encrypted_content"
+            | SEALED
+            // What comes of these is nothing: there are no hosted calls to tell of.
             | "file_search_call.results"
             | "web_search_call.results"
             | "web_search_call.action.sources"
@@ -266,6 +281,11 @@ pub(crate) fn effort(at: &At<'_, '_>, key: &str) -> Result<Option<&'static str>>
 /// How much the model should say.
 pub(crate) fn verbosity(at: &At<'_, '_>) -> Result<&'static str> {
     Ok(word(at, "verbosity", &["low", MEDIUM, "high"])?.unwrap_or(MEDIUM))
+}
+
+/// Whether an additional output is asked for.
+fn includes(root: &At<'_, '_>, what: &str) -> bool {
+    root.value.get("include").and_then(Value::as_array).is_some_and(|include| include.iter().any(|each| each == what))
 }
 
 fn reasoning(root: &At<'_, '_>) -> Result<Reasoning> {

@@ -11,6 +11,8 @@ use super::event::{Event, Sink};
 use super::ids::Ids;
 use super::item::{CustomToolCall, FunctionCall, Item, ItemStatus, Message, Part, Reasoning, Text, Thoughts};
 use super::object::{Failure, Incomplete, Response, Status, Usage};
+use super::sealed::Seal;
+use super::told::log;
 use super::tools::Tools;
 use crate::error::Error;
 use crate::models::{Ending, Piece, TokenLogprob};
@@ -37,6 +39,8 @@ pub struct Stream {
     response: Response,
     ids: Ids,
     thoughts: ReasoningEvents,
+    /// What seals thoughts, where that was asked for.
+    seal: Option<Seal>,
     tools: Arc<Tools>,
     next: u64,
     /// Whether the last item may still grow.
@@ -50,7 +54,15 @@ impl Stream {
     /// A response that has not said anything yet.
     #[must_use]
     pub fn new(response: impl Into<Response>, ids: Ids, thoughts: ReasoningEvents, tools: Arc<Tools>) -> Self {
-        Self { response: response.into(), ids, thoughts, tools, next: 0, open: false, arguments: String::new(), over: false }
+        let response = response.into();
+        Self { response, ids, thoughts, seal: None, tools, next: 0, open: false, arguments: String::new(), over: false }
+    }
+
+    /// The same, whose thoughts are sealed besides.
+    #[must_use]
+    pub fn sealing(mut self, seal: Option<Seal>) -> Self {
+        self.seal = seal;
+        self
     }
 
     /// Says that the request has been taken.
@@ -243,7 +255,7 @@ impl Stream {
         let id = self.ids.next("rs_");
         let content = (self.thoughts == ReasoningEvents::Text).then(Vec::new);
         let status = ItemStatus::InProgress;
-        self.add(Item::Reasoning(Reasoning { id, status, summary: Vec::new(), content }), sink);
+        self.add(Item::Reasoning(Reasoning { id, status, summary: Vec::new(), content, encrypted_content: None }), sink);
         let sequence_number = self.number();
         let output_index = self.index();
         let Some(Item::Reasoning(item)) = self.response.output.last_mut() else { return };
@@ -276,8 +288,10 @@ impl Stream {
         };
         let Some(item) = self.response.output.last_mut() else { return };
         item.settle(status);
-        if let Item::CustomToolCall(call) = item {
-            call.input = input(&self.arguments);
+        match item {
+            Item::CustomToolCall(call) => call.input = input(&self.arguments),
+            Item::Reasoning(thoughts) => thoughts.encrypted_content = sealed(self.seal.as_ref(), thoughts.text()),
+            _ => {}
         }
         let item = &*item;
         let item_id = item.id();
@@ -328,6 +342,11 @@ impl Stream {
             Status::InProgress | Status::Failed => Event::Failed { sequence_number, response },
         });
     }
+}
+
+/// Thoughts, sealed where that was asked for. Where it cannot be done the client has them unsealed alone, and the log says so.
+fn sealed(seal: Option<&Seal>, text: &str) -> Option<String> {
+    seal?.seal(text).inspect_err(log).ok()
 }
 
 /// The text that the arguments of a call hold; where they are of another form, they are the text themselves. Of arguments that are cut short, as

@@ -84,11 +84,6 @@ impl Tools {
         Arc::new(shown.chain(barred).collect())
     }
 
-    /// Whether one of them has to be called.
-    pub(super) fn is_forced(&self) -> bool {
-        !self.forced.is_empty()
-    }
-
     /// What an answer is held to that has to call one of them, however the model writes calls else; `None` where calling is left to the model.
     #[must_use]
     pub fn grammar(&self, parallel: bool) -> Option<Grammar> {
@@ -106,10 +101,15 @@ impl Tools {
         (!tags.is_empty()).then(|| Grammar::Tagged(Tagged { trigger: CALL.into(), tags, text: false, least: 1, most }))
     }
 
-    /// A grammar that can be used if the schema of every strict tool can; `None` where none is strict.
-    pub(super) fn strict(&self) -> Option<Grammar> {
-        let strict = self.order.iter().filter(|name| self.shown.get(*name).is_some_and(|tool| tool.strict));
-        self.calls(&strict.cloned().collect::<Vec<_>>(), None)
+    /// Whether an answer in which calling is left to the model is held to a grammar for the sake of its tools: some are strict, or some are left out.
+    pub(super) fn ask_for_a_grammar(&self) -> bool {
+        !self.barred.is_empty() || self.held().any(|(name, _)| self.shown.get(name).is_some_and(|tool| tool.strict))
+    }
+
+    /// Their names in the order of the request, each with the schema that its arguments are held to where the model may call it; `None` for any object.
+    pub(super) fn held(&self) -> impl Iterator<Item = (&str, Option<&Value>)> {
+        let shown = self.order.iter().filter_map(|name| Some((name.as_str(), self.shown.get(name)?)));
+        shown.map(|(name, tool)| (name, (tool.strict || tool.custom).then_some(&tool.parameters)))
     }
 
     /// The schemas of the tools of which one has to be called, else of those that are strict, each with where it stands in the request.
@@ -299,7 +299,8 @@ fn format(at: &At<'_, '_>, description: &str) -> Result<String> {
     let Some(format) = at.get("format") else { return Ok(description.to_owned()) };
     format.object()?;
     // Chat Completions has it one level deeper.
-    let inner = format.get("grammar");
-    let grammar = inner.as_ref().unwrap_or(&format).get("definition").map(|at| at.string()).transpose()?;
+    let (inner, definition) = (format.get("grammar"), format.get("definition"));
+    let definition = inner.as_ref().and_then(|grammar| grammar.get("definition")).or(definition);
+    let grammar = definition.map(|at| at.string()).transpose()?;
     Ok(grammar.map_or_else(|| description.to_owned(), |grammar| format!("{description}\nThe input follows this grammar:\n{grammar}")))
 }

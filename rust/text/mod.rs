@@ -11,7 +11,7 @@ pub mod parsed;
 pub mod reasoning;
 pub mod stop;
 
-pub use calls::{Family, Signatures};
+pub use calls::{Family, Signatures, Written};
 pub use decode::{DecodeStream, Detokeniser};
 pub use parse::{Format, Parser};
 pub use parsed::{Kind, Parsed};

@@ -82,6 +82,8 @@ pub struct Parser {
     begun: bool,
     /// Whether anything has come before: then blanks at the start are no words.
     after: bool,
+    /// Whether words have no marks in them.
+    leading: bool,
     open: bool,
     ended: u32,
 }
@@ -113,7 +115,17 @@ impl Parser {
             () if inside => State::Thought,
             () => State::Words,
         };
-        Some(Self { tags, marks, tools, held: String::new(), state, begun: false, after: inside, open: false, ended: 0 })
+        let held = String::new();
+        Some(Self { tags, marks, tools, held, state, begun: false, after: inside, leading: false, open: false, ended: 0 })
+    }
+
+    /// The same, for an answer that is calls or words of a form: marks count where nothing has been said yet, and what is within words is theirs. An answer that
+    /// is one object is never a call.
+    #[must_use]
+    pub fn leading(mut self) -> Self {
+        self.leading = true;
+        self.marks.retain(|(_, mark)| !matches!(mark, Mark::Call { start: Start::Bare, .. }));
+        self
     }
 
     /// Whether what has been read last belongs to a thought.
@@ -173,6 +185,7 @@ impl Parser {
         let mut safe = self.held.len();
         for (text, mark) in &self.marks {
             let anywhere = match mark {
+                _ if self.leading => false,
                 Mark::Think => false,
                 Mark::Call { first, .. } => !first,
                 Mark::Drop => true,

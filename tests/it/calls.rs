@@ -46,7 +46,7 @@ fn told<'a>(template: &str, prompt: &str, pieces: impl IntoIterator<Item = &'a s
     found
 }
 
-fn tools() -> Signatures {
+pub fn tools() -> Signatures {
     let schema = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"}, "exact": {"type": "boolean"},
     }});
@@ -69,20 +69,20 @@ fn everywhere(template: &str, prompt: &str, text: &str, expected: &[&str]) {
     }
 }
 
-const HERMES: &str = "<tool_call>";
-const QWEN: &str = "<tool_call> <think></think>";
-const CODER: &str = "<tool_call> <function=";
+pub const HERMES: &str = "<tool_call>";
+pub const QWEN: &str = "<tool_call> <think></think>";
+pub const CODER: &str = "<tool_call> <function=";
 const GLM: &str = "<tool_call> <arg_key>";
 const MISTRAL: &str = "[TOOL_CALLS]";
 const MINISTRAL: &str = "[TOOL_CALLS] [THINK]";
 const DEEPSEEK: &str = "<｜tool▁call▁begin｜> <think></think>";
 const KIMI: &str = "<|tool_call_begin|>";
-const LFM2: &str = "<|tool_list_start|>";
+pub const LFM2: &str = "<|tool_list_start|>";
 const GEMMA: &str = "<start_of_turn>";
 const GEMMA4: &str = "<|tool_call> <|channel>thought";
 const FUNCTION_GEMMA: &str = "<start_function_call>";
-const LLAMA: &str = "Environment: ipython";
-const HARMONY: &str = "<|channel|>analysis";
+pub const LLAMA: &str = "Environment: ipython";
+pub const HARMONY: &str = "<|channel|>analysis";
 const SEED: &str = "<seed:tool_call> <seed:think>";
 const MINIMAX: &str = "<minimax:tool_call> <think></think>";
 const DSML: &str = "｜DSML｜ </think>";
@@ -345,7 +345,7 @@ fn without_tools_calls_are_text_and_thoughts_are_still_thoughts() {
 }
 
 /// Pieces of which models make calls, and other text.
-fn scraps() -> impl Strategy<Value = String> {
+pub fn scraps() -> impl Strategy<Value = String> {
     let scraps = prop::sample::select(vec![
         "<tool_call>",
         "</tool_call>",

@@ -173,6 +173,57 @@ async fn the_schemas_of_strict_tools_have_to_be_usable() {
 }
 
 #[tokio::test]
+async fn with_tools_an_answer_is_of_its_form_or_calls_them() {
+    let server = server().await;
+    let tools = json!([{"type": "function", "name": "f", "parameters": schema(), "strict": true}, {"type": "function", "name": "g"}]);
+    let format = json!({"type": "json_schema", "name": "switch", "schema": schema()});
+    let mut kinds = [0, 0];
+    for seed in 0..40 {
+        let body = json!({"input": "hi", "temperature": 1, "seed": seed, "reasoning": {"effort": "none"}, "max_output_tokens": 600,
+            "parallel_tool_calls": seed % 2 == 0, "tools": tools, "text": {"format": format}});
+        let response = server.ask(&body).await.json();
+        let items = response["output"].as_array().unwrap();
+        let said = |text: &str| {
+            let said: Value = serde_json::from_str(text).unwrap();
+            assert!(said["on"].is_boolean() && (1..=12).contains(&said["size"].as_i64().unwrap()), "{said}");
+        };
+        if items[0]["type"] == "message" {
+            kinds[0] += 1;
+            assert_eq!((items.len(), &response["status"]), (1, &json!("completed")));
+            said(text_of(&response));
+        } else {
+            kinds[1] += 1;
+            // Where it is cut, it may be within the mark of the next call.
+            let cut = response["status"] == "incomplete" && items.last().unwrap()["type"] == "message";
+            let calls = &items[..items.len() - usize::from(cut)];
+            assert!(calls.iter().all(|item| item["type"] == "function_call") && (seed % 2 == 0 || calls.len() <= 1), "{response}");
+            let strict = items.iter().filter(|item| item["name"] == "f" && item["status"] == "completed");
+            strict.for_each(|item| said(item["arguments"].as_str().unwrap()));
+        }
+    }
+    assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_together_is_refused_where_it_stands() {
+    let server = server().await;
+    let tool = |name: &str, parameters: Value| json!({"type": "function", "name": name, "parameters": parameters, "strict": true});
+    let format = |schema: Value| json!({"format": {"type": "json_schema", "name": "a", "schema": schema}});
+    let bad = json!({"type": "object", "properties": {"a": {"not": {}}}});
+    for (tools, text, param) in [
+        (json!([tool("f", schema())]), format(bad.clone()), "text.format.schema"),
+        (json!([tool("f", schema()), tool("g", bad)]), format(schema()), "tools[1].parameters"),
+    ] {
+        let reply = server.ask(&json!({"input": "hi", "tools": tools, "text": text})).await;
+        assert_eq!(reply.error(), (400, "invalid_value".to_owned(), Some(param.to_owned())));
+    }
+    let large = |name: &str| tool(name, json!({"type": "object", "properties": {"a": {"const": "x".repeat(60_000)}}}));
+    let tools: Vec<Value> = ["a", "b", "c", "d", "e"].map(large).to_vec();
+    let reply = server.ask(&json!({"input": "hi", "tools": tools})).await;
+    assert_eq!(reply.error(), (400, "invalid_value".to_owned(), Some("tools".to_owned())));
+}
+
+#[tokio::test]
 async fn an_engine_without_grammars_refuses_them_and_answers_the_rest() {
     let server = Server::start(emberd::engine::mock::Mock::default()).await;
     let ask = |format: Value| json!({"input": "hi", "max_output_tokens": 3, "text": {"format": format}});

@@ -242,3 +242,79 @@ async fn input_is_counted_as_it_would_be_read() {
     let wrong = server.client().await.send(get("/v1/responses/input_tokens")).await;
     assert_eq!((wrong.status.as_u16(), wrong.header("allow")), (405, "POST"));
 }
+
+#[tokio::test]
+async fn sealed_thoughts_go_out_where_they_are_asked_for_and_come_back() {
+    let server = Server::start(script(&["<think>Hm.</think>Four.", "<think>Hm.</think>Four.", "So."])).await;
+    let include = json!(["reasoning.encrypted_content"]);
+    let plain = server.ask(&json!({"input": "hi"})).await.json();
+    assert!(plain["output"][0].get("encrypted_content").is_none());
+    let events = server.ask(&json!({"input": "hi", "include": include, "stream": true})).await.events();
+    let response = &events.last().unwrap()["response"];
+    let blob = response["output"][0]["encrypted_content"].as_str().unwrap();
+    assert!(!blob.contains("Hm") && !blob.is_empty());
+    let done = events.iter().find(|event| event["type"] == "response.output_item.done").unwrap();
+    assert_eq!(done["item"], response["output"][0]);
+    let mut input = response["output"].as_array().unwrap().clone();
+    input.push(json!({"role": "user", "content": "And?"}));
+    assert_eq!(server.ask(&json!({"input": input, "include": include})).await.json()["status"], "completed");
+    input[0]["encrypted_content"] = json!(format!("A{blob}"));
+    let refused = server.ask(&json!({"input": input})).await.error();
+    assert_eq!(refused, (400, "invalid_encrypted_content".into(), Some("input[0].encrypted_content".into())));
+}
+
+#[tokio::test]
+async fn without_parallel_calls_one_that_went_wrong_is_shown_and_no_other_follows() {
+    let wrong = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": Paris}}</tool_call>";
+    let server = Server::start(script(&[&format!("{wrong} so{}", call("weather", "{}"))])).await;
+    for stream in [false, true] {
+        let reply = server.ask(&json!({"input": "hi", "tools": tools(), "parallel_tool_calls": false, "stream": stream})).await;
+        let response = if stream { reply.events().last().unwrap()["response"].clone() } else { reply.json() };
+        let items = bare(&response);
+        assert_eq!((items.len(), &response["status"]), (2, &json!("completed")), "{response}");
+        assert_eq!((&items[0]["type"], &items[0]["status"]), (&json!("function_call"), &json!("incomplete")));
+        assert_eq!(items[1]["content"][0]["text"], format!("{wrong} so"));
+    }
+    // One that is cut off is cut off.
+    let body = json!({"input": "hi", "tools": tools(), "parallel_tool_calls": false, "max_output_tokens": 60});
+    let server = Server::start(script(&[&call("weather", "{\"city\": \"Paris\"}")])).await;
+    let response = server.ask(&body).await.json();
+    assert_eq!((&response["status"], &response["output"][0]["status"]), (&json!("incomplete"), &json!("incomplete")));
+}
+
+#[tokio::test]
+async fn a_tool_that_nobody_gave_may_not_be_called_where_only_some_are_allowed() {
+    let other = call("nobody", "{}");
+    let server = Server::start(script(&[&other])).await;
+    let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]});
+    let items = bare(&server.ask(&json!({"input": "hi", "tools": tools(), "tool_choice": choice})).await.json());
+    assert_eq!((items.len(), &items[0]["content"][0]["text"]), (1, &json!(other)));
+    let items = bare(&server.ask(&json!({"input": "hi", "tools": tools()})).await.json());
+    assert_eq!((&items[0]["type"], &items[0]["name"]), (&json!("function_call"), &json!("nobody")));
+}
+
+#[tokio::test]
+async fn stop_strings_end_words_wherever_they_are_cut_and_the_earliest_does() {
+    let answer = "one two three, one two four";
+    let server = Server::start(script(&[answer])).await;
+    for (stop, expected) in [
+        (json!("two three"), "one "),
+        (json!(["two f", "e, on", "never"]), "one two thre"),
+        (json!(["one two four", "two four!"]), "one two three, "),
+        (json!(["three, one two five", "ee, one t"]), "one two thr"),
+        (json!(["four?"]), answer),
+        (json!(["o"]), ""),
+    ] {
+        for stream in [false, true] {
+            let reply = server.ask(&json!({"input": "hi", "stop": stop, "stream": stream})).await;
+            let events = if stream { reply.events() } else { Vec::new() };
+            let response = events.last().map_or_else(|| reply.json(), |last| last["response"].clone());
+            assert_eq!(response["output"][0]["content"][0]["text"], expected, "{stop}");
+            assert_eq!(response["status"], "completed");
+            if stream {
+                let told: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+                assert_eq!(told, expected);
+            }
+        }
+    }
+}

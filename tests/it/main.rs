@@ -35,6 +35,7 @@ mod stop;
 mod templates;
 mod tokenizer;
 mod vocab;
+mod whole;
 mod worker_door;
 mod worker_frames;
 mod worker_idle;

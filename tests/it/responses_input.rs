@@ -1,6 +1,8 @@
 //! Items and tools of a request: what the model is given of them, and which do not belong together.
 
-use emberd::responses::Request;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use emberd::responses::{Request, Seal};
 use serde_json::{Value, json};
 
 fn read(body: &Value) -> emberd::error::Result<Request> {
@@ -232,4 +234,90 @@ fn a_call_that_is_asked_for_is_held_to_a_grammar() {
     assert_eq!(asked(json!({"type": "custom", "name": "draw"}), true), Some((vec![begin("draw")], Some(1))));
     let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "draw"}]});
     assert_eq!(asked(allowed, true), Some((vec![begin("draw")], None)));
+}
+
+#[test]
+fn sealed_thoughts_come_back_to_the_model_and_others_are_refused() {
+    let seal = Seal::default();
+    let blob = seal.seal("what I thought").unwrap();
+    let item = |blob: Value| json!({"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "changed"}], "encrypted_content": blob});
+    let body =
+        |blob: Value| json!({"input": [item(blob), {"role": "assistant", "content": "so"}, {"role": "user", "content": "hi"}]}).to_string();
+    let read = |seal: &Seal, blob: Value| Request::read(body(blob).as_bytes(), seal);
+    assert_eq!(read(&seal, json!(blob)).unwrap().turns[0].reasoning, "what I thought");
+    for none in [Value::Null, json!("")] {
+        assert_eq!(read(&seal, none).unwrap().turns[0].reasoning, "changed");
+    }
+    for (seal, blob) in [(&seal, "gAAAAAB".to_owned()), (&seal, format!("{blob}A")), (&Seal::default(), blob)] {
+        let error = read(seal, json!(blob)).unwrap_err();
+        assert_eq!((error.code.row().name, error.code.row().status), ("invalid_encrypted_content", 400));
+        assert_eq!(error.param.as_deref(), Some("input[0].encrypted_content"));
+    }
+    let error = read(&seal, json!(7)).unwrap_err();
+    assert_eq!((error.code.row().name, error.param.as_deref()), ("invalid_type", Some("input[0].encrypted_content")));
+    for (include, sealed) in
+        [(json!(["reasoning.encrypted_content"]), true), (json!(["message.output_text.logprobs"]), false), (Value::Null, false)]
+    {
+        let body = json!({"input": "hi", "include": include});
+        assert_eq!(Request::read(body.to_string().as_bytes(), &seal).unwrap().seal.is_some(), sealed, "{include}");
+    }
+}
+
+fn data(kind: &str, bytes: &[u8]) -> String {
+    format!("data:{kind};base64,{}", BASE64_STANDARD.encode(bytes))
+}
+
+#[test]
+fn text_files_are_text_wherever_they_stand() {
+    let file = |url: String, name: Option<&str>| json!({"type": "input_file", "file_data": url, "filename": name});
+    for (part, expected) in [
+        (file(data("text/plain", "größe 🙂\n".as_bytes()), None), "größe 🙂\n"),
+        (file(data("text/markdown; charset=utf-8", b"# Title"), Some("notes.md")), "notes.md:\n# Title"),
+        (file(data("TEXT/CSV", b"a,b\n1,2"), None), "a,b\n1,2"),
+        (file(data("application/json", b"{}"), Some("a.json")), "a.json:\n{}"),
+        (file(data("application/ld+json", b"[]"), None), "[]"),
+        (file(data("application/octet-stream", b"x"), Some("a.TXT")), "a.TXT:\nx"),
+        (file("data:text/plain,a%20b%2C".to_owned(), None), "a b,"),
+        (file("data:text/plain;base64,YWI".to_owned(), None), "ab"),
+        (file("data:text/plain;base64,YWI%3D\n".to_owned(), None), "ab"),
+        (file(data("text/plain", "\u{feff}bom".as_bytes()), None), "bom"),
+        (file(data("text/plain", b""), None), ""),
+    ] {
+        let input = json!([{"role": "user", "content": [{"type": "input_text", "text": "Read:"}, part.clone()]}]);
+        assert_eq!(shape(input), [format!("u:Read:\n{expected}")], "{part}");
+        let input = json!([call("a", "f"), {"type": "function_call_output", "call_id": "a", "output": [part]}]);
+        assert_eq!(shape(input)[1], format!("t:{expected}"));
+    }
+}
+
+#[test]
+fn files_and_images_that_are_not_text_are_refused_by_name() {
+    let png = data("image/png", b"\x89PNG");
+    let (pdf, program) = (data("application/pdf", b"%PDF"), data("application/octet-stream", b"x"));
+    let unsupported = "unsupported_parameter";
+    for (part, code, field, what) in [
+        (json!({"type": "input_image", "image_url": png}), unsupported, "type", "input_image"),
+        (json!({"type": "input_image", "image_url": "https://example.com/a.png"}), unsupported, "type", "input_image"),
+        (json!({"type": "input_image", "file_id": "file_1"}), unsupported, "type", "input_image"),
+        (json!({"type": "image_url", "image_url": {"url": png}}), unsupported, "type", "image_url"),
+        (json!({"type": "input_file", "file_data": pdf, "filename": "a.pdf"}), unsupported, "file_data", "application/pdf"),
+        (json!({"type": "input_file", "file_data": png}), unsupported, "file_data", "image/png"),
+        (json!({"type": "input_file", "file_data": program, "filename": "a.exe"}), unsupported, "file_data", "octet-stream"),
+        (json!({"type": "input_file", "file_url": "https://example.com/a.txt"}), unsupported, "file_url", "fetches"),
+        (json!({"type": "input_file", "file_id": "file_1"}), unsupported, "file_id", "keeps"),
+        (json!({"type": "input_file"}), unsupported, "type", "file_data"),
+        (json!({"type": "input_file", "file_data": "YWI="}), "invalid_value", "file_data", "data URL"),
+        (json!({"type": "input_file", "file_data": "data:text/plain;base64,%%%"}), "invalid_value", "file_data", "base64"),
+        (json!({"type": "input_file", "file_data": data("text/plain", &[0xFF, 0xFE])}), "invalid_value", "file_data", "UTF-8"),
+        (json!({"type": "input_file", "file_data": 7}), "invalid_type", "file_data", "string"),
+    ] {
+        for (input, place) in [
+            (json!([{"role": "user", "content": [part.clone()]}]), "input[0].content[0]"),
+            (json!([call("a", "f"), {"type": "function_call_output", "call_id": "a", "output": [part.clone()]}]), "input[1].output[0]"),
+        ] {
+            let error = read(&json!({"input": input})).unwrap_err();
+            assert_eq!((error.code.row().name, error.param.clone()), (code, Some(format!("{place}.{field}"))), "{part}");
+            assert!(error.message.contains(what), "{part}: {}", error.message);
+        }
+    }
 }

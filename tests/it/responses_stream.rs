@@ -1,14 +1,17 @@
 //! The order of events, held to its rules whatever an answer is and however its text is cut.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use emberd::engine::Timing;
 use emberd::error::{Code, Error};
 use emberd::models::{Ending, Likely, Piece, TokenLogprob};
-use emberd::responses::{Arrival, Begin, Effective, Event, Ids, ReasoningEvents, Request, Sink, Stream, Unheard, Usage};
-use emberd::text::Kind;
+use emberd::responses::{Arrival, Begin, Effective, Event, Ids, ReasoningEvents, Request, Seal, Sink, Stream, Unheard, Usage};
+use emberd::text::{Format, Kind, Parsed, Parser};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+
+use crate::calls;
 
 /// Keeps the events as they would go out.
 #[derive(Default)]
@@ -228,6 +231,53 @@ proptest! {
     }
 }
 
+/// What becomes of a text that comes in these pieces, from the parser on.
+fn read(family: &str, pieces: &[&str], ending: Ending) -> (Vec<Value>, Value) {
+    let mut parser = Parser::of(Format::of(family), Arc::new(calls::tools()), "").unwrap();
+    let (mut heard, mut stream, mut parsed) = (Heard::default(), stream(ReasoningEvents::Summary), Parsed::default());
+    stream.begin(&mut heard);
+    let mut tell = |parsed: &mut Parsed| {
+        parsed.spans().for_each(|(kind, text)| stream.piece(Piece { kind, text, logprobs: &[] }, &mut heard));
+        parsed.clear();
+    };
+    for piece in pieces {
+        parser.push(piece, &mut parsed);
+        tell(&mut parsed);
+    }
+    parser.finish(&mut parsed);
+    tell(&mut parsed);
+    stream.end(ending, Some(usage()), 9, &mut heard);
+    (heard.0, serde_json::to_value(stream.response()).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_a_model_writes_and_however_it_is_cut_the_events_are_lawful_and_the_answer_is_the_same(
+        text in calls::scraps(),
+        family in prop::sample::select(vec![calls::HERMES, calls::QWEN, calls::CODER, calls::HARMONY, calls::LFM2, calls::LLAMA]),
+        cuts in prop::collection::vec(0_usize..120, 0..8),
+        length: bool,
+    ) {
+        let ending = if length { Ending::Length } else { Ending::Stop };
+        let (events, whole) = read(family, &[&text], ending);
+        lawful(&events, End::Ending(ending));
+        let mut places: Vec<usize> = cuts.into_iter().map(|at| at.min(text.len())).filter(|at| text.is_char_boundary(*at)).collect();
+        places.extend([0, text.len()]);
+        places.sort_unstable();
+        let pieces: Vec<&str> = places.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+        let (events, cut) = read(family, &pieces, ending);
+        lawful(&events, End::Ending(ending));
+        prop_assert_eq!(&cut, &whole);
+        // Blanks before a call or a thought are no message.
+        let output = whole["output"].as_array().unwrap();
+        for pair in output.windows(2).filter(|pair| pair[0]["type"] == "message") {
+            prop_assert!(!pair[0]["content"][0]["text"].as_str().unwrap().trim().is_empty(), "{}", whole);
+        }
+    }
+}
+
 #[test]
 fn an_answer_without_anything_still_has_its_message() {
     let (events, _) = run(&[], false, ReasoningEvents::Summary, End::Ending(Ending::Stop));
@@ -352,4 +402,24 @@ fn log_probabilities_go_out_with_their_text_and_stand_in_the_whole() {
     assert_eq!(of("response.output_text.delta"), [json!([all[0]]), json!([all[1], all[2]])]);
     assert_eq!(of("response.output_text.done"), std::slice::from_ref(&all));
     assert_eq!(heard.0.last().unwrap()["response"]["output"][0]["content"][0]["logprobs"], all);
+}
+
+#[test]
+fn sealed_thoughts_stand_in_the_finished_item_and_open_to_what_was_thought() {
+    let seal = Seal::default();
+    for thoughts in [ReasoningEvents::Summary, ReasoningEvents::Text] {
+        let (mut heard, mut stream) = (Heard::default(), stream(thoughts).sealing(Some(seal.clone())));
+        stream.begin(&mut heard);
+        for text in ["H", "m."] {
+            stream.piece(Piece { kind: Kind::Reasoning, text, logprobs: &[] }, &mut heard);
+        }
+        stream.text("Four.", &[], &mut heard);
+        stream.end(Ending::Stop, None, 9, &mut heard);
+        lawful(&heard.0, End::Ending(Ending::Stop));
+        let response = serde_json::to_value(stream.response()).unwrap();
+        let sealed = response["output"][0]["encrypted_content"].as_str().unwrap();
+        assert_eq!(seal.open(sealed).as_deref(), Some("Hm."));
+        let added = heard.0.iter().find(|event| event["type"] == "response.output_item.added").unwrap();
+        assert!(added["item"].get("encrypted_content").is_none());
+    }
 }

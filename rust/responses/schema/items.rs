@@ -55,6 +55,7 @@ pub(super) enum Content {
 pub(super) enum ContentPart {
     Text(TextPart),
     Refusal(RefusalPart),
+    File(FilePart),
 }
 
 /// Text.
@@ -73,6 +74,21 @@ pub(super) struct RefusalPart {
     refusal: String,
 }
 
+/// A text file, which is read as text.
+#[derive(JsonSchema)]
+pub(super) struct FilePart {
+    #[schemars(extend("const" = "input_file"))]
+    r#type: String,
+    filename: Option<String>,
+    /// A data URL of a text.
+    #[schemars(extend("examples" = ["data:text/plain,word"]))]
+    file_data: Option<String>,
+    /// Only null: files are not kept here.
+    file_id: Option<()>,
+    /// Only null: nothing is fetched.
+    file_url: Option<()>,
+}
+
 /// What the model thought.
 #[derive(JsonSchema)]
 pub(super) struct InputReasoning {
@@ -84,8 +100,8 @@ pub(super) struct InputReasoning {
     content: Option<Content>,
     /// In their place where there are none.
     summary: Option<Content>,
-    /// Only empty: what another server sealed is refused (`invalid_encrypted_content`).
-    #[schemars(length(max = 0))]
+    /// As this server sealed it: what another one did is refused (`invalid_encrypted_content`).
+    #[schemars(extend("examples" = [""]))]
     encrypted_content: Option<String>,
 }
 

@@ -12,7 +12,7 @@ use crate::responses::validate::looked;
 /// Fields that are read as they are, without being looked at one by one.
 const PASSED_OVER: [&str; 5] = ["extra_body", "generation_mode", "mtp_depth", "input[].action", "input[].operation"];
 /// Words of the readers' own, which no request that is taken has in these places.
-const OWN: [&str; 17] = [
+const OWN: [&str; 16] = [
     // What names and calls are made of, what is taken out of hosted calls, and where forms are at fault.
     "__",
     "_call",
@@ -27,7 +27,6 @@ const OWN: [&str; 17] = [
     "computer_screenshot",
     "image_url",
     "input_audio",
-    "input_file",
     "input_image",
     "input_video",
     "item_reference",
@@ -97,7 +96,7 @@ impl Described {
     fn plain(&self, schema: &Value) -> Vec<Value> {
         let kind = schema["type"].as_array().and_then(|kinds| kinds.iter().find(|kind| **kind != "null")).unwrap_or(&schema["type"]);
         match kind.as_str() {
-            Some("string") if schema["maxLength"] == 0 => vec![json!("")],
+            Some("string") if schema["examples"].is_array() => vec![schema["examples"][0].clone()],
             Some("string") => vec![json!("word")],
             Some("boolean") => vec![json!(true), json!(false)],
             Some("integer" | "number") => vec![schema.get("minimum").cloned().unwrap_or(json!(1))],

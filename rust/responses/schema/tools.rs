@@ -43,6 +43,14 @@ pub(super) struct CustomTool {
 #[derive(JsonSchema)]
 pub(super) struct CustomFormat {
     definition: Option<String>,
+    /// The same in the form of Chat Completions.
+    grammar: Option<CustomGrammar>,
+}
+
+/// A grammar within a form.
+#[derive(JsonSchema)]
+pub(super) struct CustomGrammar {
+    definition: Option<String>,
 }
 
 /// Tools of one name space: the model calls them by both names.

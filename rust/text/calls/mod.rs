@@ -11,6 +11,7 @@ mod python;
 mod scan;
 mod table;
 mod tagged;
+mod written;
 mod xml;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use serde_json::Value;
 
 use super::parsed::{Kind, Parsed};
 pub use table::{Family, Start};
+pub use written::Written;
 
 /// The tools that may be called: each name with the JSON Schema of its arguments. Under the schema `false` stands a tool that may not be called: a
 /// call of it is text.
@@ -50,9 +52,11 @@ pub(super) struct Emit<'a> {
 }
 
 impl Emit<'_> {
-    /// Whether the tool may be called. One that nobody knows may: whoever asked is told what the model wants.
+    /// Whether the tool may be called. One that nobody knows may, since whoever asked is told what the model wants; but not where some may not be
+    /// called, which says that only the others may.
     pub(super) fn allows(&self, name: &str) -> bool {
-        self.tools.get(name) != Some(&Value::Bool(false))
+        let barred = |schema: &Value| *schema == Value::Bool(false);
+        self.tools.get(name).map_or_else(|| !self.tools.values().any(barred), |schema| !barred(schema))
     }
 
     pub(super) fn begin(&mut self, name: &str) {
@@ -86,6 +90,8 @@ impl Emit<'_> {
 pub(super) enum Body {
     Tagged(tagged::Tagged),
     Json(json::Calls),
+    /// JSON, or another way: the first marks tell.
+    Either(&'static str, Start),
     Named(named::Named),
     Xml(xml::Xml),
     Python(python::Python),
@@ -99,15 +105,40 @@ impl Body {
             Start::Json { close } => Self::Json(json::Calls::new(close, false)),
             Start::Bare => Self::Json(json::Calls::new("", true)),
             Start::Named(form) => Self::Named(named::Named::new(form)),
+            // Their regions may hold JSON too: it is what some of them are told to write, and what calls are held to.
+            Start::Xml(form) => Self::Either(form.region, start),
+            Start::Python { close } | Start::Gemma { close, .. } => Self::Either(close, start),
+        }
+    }
+
+    /// The family's own way.
+    fn own(start: Start) -> Self {
+        match start {
             Start::Xml(form) => Self::Xml(xml::Xml::new(form)),
             Start::Python { close } => Self::Python(python::Python::new(close)),
             Start::Gemma { quote, close } => Self::Gemma(gemma::Gemma::new(quote, close)),
+            other => Self::new(other),
+        }
+    }
+
+    /// Which of two ways it is: JSON begins with a brace, perhaps in a list.
+    fn either(close: &'static str, start: Start, rest: &str, last: bool) -> Option<Self> {
+        let mut marks = rest.chars().filter(|ch| !ch.is_whitespace());
+        match (marks.next(), marks.next()) {
+            (Some('{'), _) | (Some('['), Some('{')) => Some(Self::Json(json::Calls::new(close, false))),
+            (None, _) | (Some('['), None) if !last => None,
+            _ => Some(Self::own(start)),
         }
     }
 
     /// Reads on at `rest`, which begins where it stopped the last time.
     pub(super) fn step(&mut self, rest: &str, emit: &mut Emit<'_>) -> Step {
+        if let Self::Either(close, start) = *self {
+            let Some(body) = Self::either(close, start, rest, emit.last) else { return Step::More };
+            *self = body;
+        }
         match self {
+            Self::Either(..) => Step::Broken,
             Self::Tagged(body) => body.step(rest, emit),
             Self::Json(body) => body.step(rest, emit),
             Self::Named(body) => body.step(rest, emit),
