@@ -10,6 +10,7 @@ mod grammar;
 mod hosted;
 mod http_disconnect;
 mod http_door;
+mod http_faults;
 mod http_grammar;
 mod http_limits;
 mod http_shutdown;
