@@ -68,7 +68,7 @@ RULES: list[dict[str, Any]] = [
     {"says": "Get help.", "answer": call("multi_agent_v1__spawn_agent", message="Count the stars.")},
     {"says": "Count the stars.", "answer": "There are many."},
     {"says": "Look at it.", "answer": call("view_image", path="dot.png")},
-    {"says": "Fail on the way.", "answer": "It goes well until", "fault": "fail", "after": 12},
+    {"prompt": "Fail on the way.", "answer": "It goes well until", "fault": "fail", "after": 12},
     {"says": "Greet.", "answer": "<think>\nShortly.\n</think>\n\nGood day."},
     {"answer": "I do not know."},
 ]

@@ -63,7 +63,7 @@ OFFERS: dict[str, set[str]] = {
     "instructor.py": {"form", "refused", "overflow"},
     "llm.py": EVERY | {"tool_stream"},
     "openai.mjs": EVERY | {"tool_stream", "think"},
-    "agents.mjs": EVERY | {"tool_stream", "think"},
+    "agents.mjs": EVERY | {"tool_stream", "think", "broken"},
     "ai_sdk.mjs": EVERY | {"tool_stream", "think", "think_stream", "cut"},
 }
 """Which scenarios a client has; it is asked for no other, and for none less."""
@@ -170,7 +170,11 @@ def test_a_tool_goes_round(drive: Any, client: str) -> None:
 
 @clients("tool_stream")
 def test_a_tool_goes_round_in_a_stream(drive: Any, client: str) -> None:
-    assert came(drive(client)["tool_stream"]) == {"called": [{"city": "Paris"}], "text": "It is warm in Paris."}
+    told = came(drive(client)["tool_stream"])
+    assert told["called"] == [{"city": "Paris"}]
+    # The AI SDK gives the text of all steps.
+    assert told["text"].removeprefix("Let me see.") == "It is warm in Paris."
+    assert told.get("errors", []) == []
 
 
 @clients("form")
@@ -219,6 +223,10 @@ def test_litellm_reaches_the_responses_through_its_completions(drive: Any) -> No
     assert came(told["bridge"]) == "The capital of France is Paris."
     assert "".join(came(told["bridge_stream"])) == "The capital of France is Paris."
     assert came(told["bridge_tool"]) == {"called": [{"city": "Paris"}], "text": "It is warm in Paris."}
+
+
+def test_the_agents_of_node_are_told_that_a_stream_failed(drive: Any) -> None:
+    assert "response.failed" in went_wrong(drive("agents.mjs")["broken"])
 
 
 def test_the_ai_sdk_shows_thoughts_as_they_come_and_how_an_answer_was_cut(drive: Any) -> None:

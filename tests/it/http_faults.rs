@@ -156,8 +156,7 @@ async fn an_answer_without_an_end_is_cut_where_it_was_asked_to_be() {
 #[tokio::test]
 async fn a_script_that_breaks_the_form_of_its_answer_fails_and_one_that_keeps_it_does_not() {
     let server = Server::start(mock()).await;
-    let schema =
-        json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
     let format = json!({"format": {"type": "json_schema", "name": "one", "schema": schema}});
     let response = server.ask(&json!({"input": "form", "text": format})).await.json();
     assert_eq!((text(&response), &response["status"]), ("{\"a\": 1}", &json!("completed")));

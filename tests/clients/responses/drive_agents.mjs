@@ -53,5 +53,6 @@ await tell({
   form: async () => (await run(agent(REAL, { outputType: City }), ASK.form)).finalOutput,
   refused: async () => (await run(agent(MOCK, {}, 'nobody'), 'hi')).finalOutput,
   overflow: async () => (await run(agent(MOCK), ASK.long)).finalOutput,
-  failed: () => streamed(agent(MOCK), ASK.fail),
+  failed: async () => (await run(agent(MOCK), ASK.fail)).finalOutput,
+  broken: () => streamed(agent(MOCK), ASK.fail),
 });

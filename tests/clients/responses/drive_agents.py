@@ -37,10 +37,8 @@ def plain() -> str:
 
 async def streamed(agent: Agent[Any], text: str) -> tuple[list[str], str]:
     result = Runner.run_streamed(agent, text)
-    pieces = []
-    async for event in result.stream_events():
-        if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
-            pieces.append(event.data.delta)
+    raw = [event.data async for event in result.stream_events() if event.type == "raw_response_event"]
+    pieces = [data.delta for data in raw if data.type == "response.output_text.delta"]
     return pieces, str(result.final_output)
 
 

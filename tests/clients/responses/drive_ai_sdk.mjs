@@ -19,7 +19,9 @@ function withTool() {
       return weather(city);
     },
   });
-  return [{ tools: { get_weather }, stopWhen: stepCountIs(4) }, called];
+  // Else it sends the names of stored items in the place of the items.
+  const providerOptions = { openai: { store: false } };
+  return [{ tools: { get_weather }, stopWhen: stepCountIs(4), providerOptions }, called];
 }
 
 /** Everything a stream tells: its text, its thoughts, what went wrong, how it ended. */
@@ -52,7 +54,8 @@ await tell({
   },
   tool_stream: async () => {
     const [more, called] = withTool();
-    return { text: (await streamed(MOCK, ASK.weather, more)).pieces.join(''), called };
+    const { pieces, errors } = await streamed(MOCK, ASK.weather, more);
+    return { text: pieces.join(''), errors, called };
   },
   form: async () => (await ask(REAL, ASK.form, { output: Output.object({ schema: City }) })).output,
   refused: () => ask(MOCK, 'hi', {}, 'nobody'),

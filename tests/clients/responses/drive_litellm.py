@@ -19,9 +19,9 @@ PARAMETERS = {
 TOOL: dict[str, Any] = {"name": "get_weather", "description": "what the weather is", "parameters": PARAMETERS}
 
 
-def responses(url: str, text: Any, name: str = MODEL, **more: Any) -> Any:
+def responses(url: str, said: Any, name: str = MODEL, **more: Any) -> Any:
     return litellm.responses(
-        model=f"openai/{name}", input=text, api_base=url, api_key="none", timeout=100, num_retries=0, **more
+        model=f"openai/{name}", input=said, api_base=url, api_key="none", timeout=100, num_retries=0, **more
     )
 
 

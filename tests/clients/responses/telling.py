@@ -26,7 +26,7 @@ ASK: dict[str, str] = GIVEN["ask"]
 """What is said to them, by what for."""
 
 
-class City(BaseModel):
+class City(BaseModel, extra="forbid"):
     """What an answer of a form is made of; bounded, since a small model may go on and on."""
 
     name: Literal["Paris", "Rome", "Oslo"]
