@@ -162,13 +162,16 @@ def test_a_turn_with_a_function_is_completed(codex: Path, mock: Server) -> None:
 def test_a_turn_with_a_tool_of_a_namespace_is_completed(codex: Path, mock: Server) -> None:
     turn = ask(codex, mock, "Get help.")
     assert turn.code == 0, turn.said
+    [spawned] = turn.items("collab_tool_call")
+    assert (spawned["tool"], spawned["prompt"], spawned["status"]) == ("spawn_agent", "Count the stars.", "completed")
+    assert len(spawned["receiver_thread_ids"]) == 1
     assert turn.text == "I have help."
-    assert "unsupported call" not in turn.said
 
 
 def test_a_tools_picture_is_refused_by_name(codex: Path, mock: Server) -> None:
-    turn = ask(codex, mock, "Look at it.")
-    assert "image" in turn.failure()
+    refused = json.loads(ask(codex, mock, "Look at it.").failure())["error"]
+    assert refused["code"] == "unsupported_parameter"
+    assert "input_image" in refused["message"]
 
 
 def test_a_conversation_that_is_too_long_ends_terminally(codex: Path, tmp_path: Path) -> None:
