@@ -243,8 +243,8 @@ impl Mock {
                 Pace::Every(time) => thread::sleep(*time),
                 Pace::Gate(gate) => _ = gate.recv(),
             }
-            if let Some(pause) = sequences.iter().map(Sequence::pause).max().filter(|pause| !pause.is_zero()) {
-                thread::sleep(pause);
+            if !self.rules.is_empty() {
+                thread::sleep(sequences.iter().map(Sequence::pause).max().unwrap_or_default());
             }
             let mut steps = Vec::with_capacity(sequences.len());
             for sequence in &mut sequences {

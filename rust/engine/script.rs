@@ -71,6 +71,9 @@ impl Script {
     /// The first rule that fits a prompt of the mock's vocabulary.
     #[must_use]
     pub fn rule(&self, prompt: &[u32]) -> Option<Arc<Rule>> {
+        if self.is_empty() {
+            return None; // The prompt is not even looked at: the mock is measured with, too.
+        }
         let (last, whole) = (vocabulary::text(last_turn(prompt)), vocabulary::text(prompt));
         let says = |part: &Option<String>, text: &str| part.as_ref().is_none_or(|part| text.contains(part.as_str()));
         self.0.iter().find(|rule| says(&rule.says, &last) && says(&rule.prompt, &whole)).cloned()

@@ -60,7 +60,8 @@ def call(name: str, **arguments: object) -> str:
 
 RULES: list[dict[str, Any]] = [
     {"says": "made it 42", "answer": "The shell says 42."},
-    {"says": '"agent_id"', "answer": "I have help."},
+    # Not the last turn: what the other agent says may have come in after it.
+    {"prompt": '<tool_response>\n{"agent_id":', "answer": "I have help."},
     {
         "says": "Multiply.",
         "answer": f"<think>\nA shell can.\n</think>\n\n{call('exec_command', cmd='echo made it $((6 * 7))')}",
