@@ -12,7 +12,7 @@ export CARGO_TERM_COLOR ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-rust test-python lint format bench bench-engine bench-threads eval soak clean
+.PHONY: help setup run test test-rust test-python test-clients lint format bench bench-engine bench-threads eval soak clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,13 +22,16 @@ setup: $(VENV)/.release ## Build emberd and install it, with the ONNX engine, in
 run: setup ## Start the server; the first time, this builds it and fetches a model
 	$(BIN)/emberd serve
 
-test: test-rust test-python ## Run all tests
+test: test-rust test-python test-clients ## Run all tests
 
 test-rust: $(TOOLS)/cargo-nextest
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" cargo nextest run --locked --workspace --exclude emberd-ffi
 
 test-python: $(VENV)/.debug
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/clients
+
+test-clients: $(VENV)/.debug ## Drive real clients of the Responses API: SDKs, agent frameworks and Codex
+	$(BIN)/python -m pytest tests/clients
 
 lint: $(TOOLS)/cargo-deny $(VENV)/.debug ## Check formatting, types, licences and common mistakes
 	cargo fmt --all --check

@@ -14,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use omp::{Install, Omp};
 
 use crate::engine::Settings;
+use crate::engine::script::Script;
 use crate::error::{Code, Error, Result};
 use crate::models::table::Dtype;
 use crate::responses::ReasoningEvents;
@@ -206,6 +207,9 @@ pub struct Engine {
     /// What the mock engine answers: a text for each request, in order and over again
     #[arg(long, value_name = "TEXT", hide = true)]
     pub mock_answer: Vec<String>,
+    /// A file with rules that say what the mock engine answers, and what goes wrong with it: a JSON list of {says, prompt, answer, endless, fault, after, step_ms}
+    #[arg(long, value_name = "FILE", hide = true, value_parser = Script::read)]
+    pub mock_script: Option<Script>,
 }
 
 impl Engine {
@@ -221,6 +225,7 @@ impl Engine {
             kv_bytes: self.kv_bytes,
             spin: self.spin,
             script: self.mock_answer.clone(),
+            rules: self.mock_script.clone().unwrap_or_default(),
         }
     }
 }

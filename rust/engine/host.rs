@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::engine::mock::Mock;
 use crate::engine::port::{Engine, Phase, Port, metered};
+use crate::engine::script::Script;
 use crate::error::{Code, Error, Result};
 use crate::metrics::Meters;
 
@@ -36,6 +37,8 @@ pub struct Settings {
     pub spin: Option<bool>,
     /// What the mock engine answers, in order; others do not look at it.
     pub script: Vec<String>,
+    /// What the mock engine answers, by rules, which come before that; others do not look at it.
+    pub rules: Script,
 }
 
 /// An engine to be started.

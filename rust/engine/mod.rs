@@ -1,8 +1,8 @@
 //! Engines: token ids in, token ids out. Knows no text, no sockets and no Python.
 //!
 //! [`port`] is the boundary itself (the contract is `docs/port.md`); [`order`], [`constraint`] and [`step`] are what crosses it; [`generation`] is the
-//! reader's end, whose drop is the cancellation; [`host`] starts an engine and waits for it; [`mock`] is an engine in Rust; `patience` ends what a
-//! hostile constraint would make last.
+//! reader's end, whose drop is the cancellation; [`host`] starts an engine and waits for it; [`mock`] is an engine in Rust, and [`script`] what it is told
+//! to say; `patience` ends what a hostile constraint would make last.
 
 pub mod constraint;
 pub mod generation;
@@ -11,6 +11,7 @@ pub mod mock;
 pub mod order;
 mod patience;
 pub mod port;
+pub mod script;
 pub mod step;
 
 pub use constraint::{Constraint, ConstraintError};

@@ -221,7 +221,7 @@ impl Settings {
                 cache_bytes,
                 kv_bytes,
                 spin,
-                script: Vec::new(),
+                ..engine::Settings::default()
             },
         }
     }

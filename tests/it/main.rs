@@ -14,6 +14,7 @@ mod http_chat;
 mod http_chat_ends;
 mod http_disconnect;
 mod http_door;
+mod http_faults;
 mod http_grammar;
 mod http_limits;
 mod http_messages;

@@ -5,12 +5,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -20,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.fetched import CACHE, CLIENTS, npm
 from support.process import DEADLINE, command, environment, eventually
 from support.worker import Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-HERE = Path(__file__).parent.parent / "clients" / "omp"
-CACHE = Path(__file__).parent.parent.parent / ".cache" / "clients"
+HERE = CLIENTS / "omp"
 VERSION = "18.2.3"
 KEY = "lfm2.5-230m"
 TAG = f"{VERSION}|onnx||"
@@ -46,28 +42,8 @@ class Omp:
 
 def fetch() -> Omp:
     """The client, fetched if need be."""
-    folder = CACHE / "omp"
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = hashlib.sha256((HERE / "package-lock.json").read_bytes()).hexdigest()
-    done = folder / "done"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists() or done.read_text() != wanted:
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(HERE / name, folder / name)
-            # Not `npm ci`: it wants all optional packages in the file, of which some, for other systems, are not published.
-            npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-            process = subprocess.Popen(
-                npm, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                said, _ = process.communicate(timeout=800)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise AssertionError("npm has not come to an end") from None
-            assert process.returncode == 0, said.decode()
-            done.write_text(wanted)
-    return Omp(folder)
+    # Not `npm ci`: it wants all optional packages in the file, of which some, for other systems, are not published.
+    return Omp(npm("omp", "install"))
 
 
 class Told:
