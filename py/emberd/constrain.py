@@ -6,6 +6,7 @@ highest logits that the graph has sorted are allowed, and then the others need n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from emberd.sampling import draw, highest
 if TYPE_CHECKING:
     from emberd._core import Constraint
     from emberd.engine import Made, Request
-    from emberd.rows import Rows
+    from emberd.parts import Rows
     from emberd.sampling import Room
 
 GREEDY = Sampling(0.0, 1.0, 0, 0)
@@ -94,15 +95,16 @@ class FastForward:
     One row at a time, and never twice without a step of all rows between, so that the others wait for one short pass.
     """
 
-    def __init__(self, rows: Rows, longest: int) -> None:
-        """`longest` is the most tokens that one pass over a row takes."""
+    def __init__(self, rows: Rows, longest: int, pays: Mapping[int, int] = PAYS) -> None:
+        """`longest` is the most tokens that one pass over a row takes; `pays` as `PAYS`."""
         self._rows = rows
         self._longest = longest
+        self._pays = pays
         self._last = False
 
     def next(self, running: list[Request]) -> int | None:
         """The row whose certain tokens are worth a pass now, if there is one."""
-        least = PAYS.get(len(running))
+        least = self._pays.get(len(running))
         if self._last or least is None:
             self._last = False
             return None

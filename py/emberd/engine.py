@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from emberd._core import Admit, Cancel, Capabilities, Constraint, Forget, Sampling, Settings
     from emberd.constrain import Held
     from emberd.sampling import Sampler
-    from emberd.snapshots import Named
     from emberd.speculate import Drafter
 
     Order = Admit | Cancel | Forget
@@ -160,8 +159,8 @@ class Request:
         """Whether it had to make room for others and waits for its own again."""
         self.room = 0
         """Tokens that it may hold keys and values of before it has to ask for more memory."""
-        self.source: Named | None = None
-        """The snapshot it starts from, which stays as long as it is here."""
+        self.source: Any = None
+        """The engine's snapshot that it starts from, which stays as long as it is here; `None` where there is none."""
 
     @property
     def unread(self) -> int:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from emberd.mlx_caches import compute, compute_after, copied
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from emberd.mlx_model import Caches, Model
 
 
@@ -98,10 +100,10 @@ class Batch:
         self._next = best.tolist()
         return list(self._next)
 
-    def check(self, guesses: list[int]) -> list[int]:
+    def check(self, guesses: Sequence[int]) -> list[int]:
         """Runs the next token of the only sequence and guesses of those after it. Returns the likeliest token after each.
 
-        `logits` gives the logits after each. `keep` says how many of the guesses are right.
+        `logits` gives the logits after each. `cut` takes those back that are wrong, and `feed` says how it goes on.
         """
         logits = self._model(mx.array([[*self._next, *guesses]]), self._caches)[0]
         self._lengths[0] += 1 + len(guesses)
@@ -109,12 +111,11 @@ class Batch:
         tokens: list[int] = mx.argmax(logits, axis=-1).tolist()
         return tokens
 
-    def keep(self, wrong: int, token: int) -> None:
-        """Takes the last `wrong` guesses back; the only sequence goes on with `token`."""
-        for cache in self._caches if wrong else ():
-            cache.trim(wrong)
-        self._lengths[0] -= wrong
-        self._next[0] = token
+    def cut(self, count: int) -> None:
+        """Takes the last `count` tokens of the only sequence back."""
+        for cache in self._caches if count else ():
+            cache.trim(count)
+        self._lengths[0] -= count
 
     def feed(self, place: int, token: int) -> None:
         """Sets the token that a sequence goes on with, where it is not the likeliest."""

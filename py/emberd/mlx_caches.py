@@ -28,8 +28,15 @@ def copied(caches: Caches, length: int | None = None) -> Caches:
 
 
 def can_cut(caches: Caches) -> bool:
-    """Whether a shorter beginning of the tokens can be had from these caches."""
-    return all(each.is_trimmable() for each in caches)
+    """Whether every shorter beginning of the tokens can be had from these caches."""
+    # One that is kept in chunks drops the first of them, and says nothing.
+    return all(each.is_trimmable() and not getattr(each, "start_position", 0) for each in leaves(caches))
+
+
+def always_cut(caches: Caches) -> bool:
+    """Whether that will be so however many tokens these caches, still empty, come to hold."""
+    windows = ("max_size", "chunk_size")
+    return can_cut(caches) and not any(hasattr(each, name) for each in leaves(caches) for name in windows)
 
 
 def size(caches: Caches) -> int:

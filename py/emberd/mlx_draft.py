@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from emberd.engine import EngineError
-from emberd.mlx_caches import can_cut, compute, leaves
+from emberd.mlx_caches import always_cut, compute
 from emberd.mlx_model import Model
 
 if TYPE_CHECKING:
@@ -89,6 +89,6 @@ def find(folder: Path, model: Model, settings: Settings, longest: int) -> Draft 
             f"the draft model has a vocabulary of {small.vocab_size}, and its model one of {model.vocab_size}", hint
         )
     for each in (small, model):
-        if not can_cut(each.new_caches()) or any(hasattr(cache, "max_size") for cache in leaves(each.new_caches())):
+        if not always_cut(each.new_caches()):
             raise EngineError("a model with recurrent layers or sliding windows can take back no guess", hint)
     return Draft(small, longest)

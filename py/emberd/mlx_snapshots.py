@@ -45,27 +45,6 @@ class _Snapshot:
         return 0 if self.whole and shared < self.length else shared
 
 
-class Source:
-    """What one request may start from: all of its salt, or one snapshot, which counts for it even once its name is forgotten."""
-
-    __slots__ = ("name", "salt", "snapshot")
-
-    def __init__(self, salt: str = "", name: int | None = None, snapshot: _Snapshot | None = None) -> None:
-        self.salt = salt
-        self.name = name
-        self.snapshot = snapshot
-
-    def allows(self, snapshot: _Snapshot) -> bool:
-        """Whether this snapshot may be used."""
-        if self.snapshot is not None:
-            return snapshot is self.snapshot
-        return snapshot.salt == self.salt and self.name in (None, snapshot.name)
-
-
-ANY = Source()
-"""All that has no salt."""
-
-
 class Snapshots:
     """The snapshots. Lengths are tokens."""
 
@@ -77,26 +56,30 @@ class Snapshots:
         self.resident = 0
         """Bytes."""
 
-    def source(self, salt: str, name: int | None) -> Source:
-        """What a request of this salt may start from that names a snapshot, or none."""
-        named = (each for each in self._held if each.salt == salt and each.name == name)
-        return Source(salt, name, None if name is None else next(named, None))
+    def lease(self, name: int, salt: str = "") -> _Snapshot | None:
+        """What has a name, which then counts for who asked even once the name is forgotten; `None` where nothing of this salt has it."""
+        return next((each for each in self._held if each.salt == salt and each.name == name), None)
 
-    def find(self, tokens: Sequence[int], source: Source = ANY) -> int:
-        """How long a prefix of `tokens` can be had; it counts as used."""
-        found = self._find(tokens, source)
+    def release(self, source: _Snapshot) -> None:
+        """Ends a lease: nothing, since what goes meanwhile serves nobody."""
+
+    def find(self, tokens: Sequence[int], salt: str = "", source: _Snapshot | None = None) -> int:
+        """How long a prefix of `tokens` can be had: of all of this salt, or of `source` alone. It counts as used."""
+        found = self._find(tokens, salt, source)
         return found[1] if found is not None else 0
 
-    def restore(self, tokens: Sequence[int], source: Source = ANY) -> tuple[Caches, int] | None:
-        """Caches of the longest prefix of `tokens` that can be had, the caller's own, and its length."""
-        found = self._find(tokens, source)
+    def restore(
+        self, tokens: Sequence[int], salt: str = "", source: _Snapshot | None = None
+    ) -> tuple[Caches, int] | None:
+        """Caches of the longest prefix of `tokens` that can be had, as by `find`, the caller's own, and its length."""
+        found = self._find(tokens, salt, source)
         if found is None:
             return None
         snapshot, length = found
         return copied(snapshot.caches, None if length == snapshot.length else length), length
 
     def save(self, tokens: Sequence[int], caches: Caches, salt: str = "", name: int | None = None) -> None:
-        """Keeps caches that hold these tokens; they are the snapshots' from now on. What does not fit is cut, or not kept."""
+        """Keeps a copy of caches that hold these tokens. What does not fit is cut, or not kept."""
         if not tokens or not self.budget:
             return
         new = _Snapshot(tokens, caches, salt, name)
@@ -122,6 +105,7 @@ class Snapshots:
                 return
         while self.resident + new.bytes > self.budget:
             self._remove(next((each for each in self._held if each.name is None), self._held[0]))
+        new.caches = copied(new.caches)
         self._held.append(new)
         self.resident += new.bytes
 
@@ -136,9 +120,9 @@ class Snapshots:
         self._held.clear()
         self.resident = 0
 
-    def _find(self, tokens: Sequence[int], source: Source) -> tuple[_Snapshot, int] | None:
+    def _find(self, tokens: Sequence[int], salt: str, source: _Snapshot | None) -> tuple[_Snapshot, int] | None:
         text = _text(tokens)
-        allowed = [each for each in self._held if source.allows(each)]
+        allowed = [each for each in self._held if (each.salt == salt if source is None else each is source)]
         # Of those that serve as much, the one last used.
         best = max(reversed(allowed), key=lambda each: each.serves(text), default=None)
         if best is None or not (length := best.serves(text)):
@@ -153,6 +137,7 @@ class Snapshots:
     def _remove(self, snapshot: _Snapshot) -> None:
         self._held.remove(snapshot)
         self.resident -= snapshot.bytes
+        snapshot.caches = []  # Somebody may still have a lease.
 
 
 def next_point(tokens: int) -> int:

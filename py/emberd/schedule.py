@@ -1,4 +1,4 @@
-"""What an ONNX engine runs next, and how much of it: the order in which prompts are read, and the pace between answers.
+"""What an engine that batches runs next, and how much of it: the order in which prompts are read, and the pace between answers.
 
 A running answer gets its next token once in a pass over all of them, and what is read of prompts between two passes
 makes it wait. `Pace` says how many tokens may be read there, from what passes have taken; `Queue` says of which

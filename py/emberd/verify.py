@@ -18,7 +18,7 @@ from emberd.speculate import Drafter, Rates
 
 if TYPE_CHECKING:
     from emberd.engine import Request
-    from emberd.rows import Rows
+    from emberd.parts import Rows
 
 MARGIN = 1.3
 """How many times faster than plain passes a check has to promise to be: estimates err."""
@@ -108,9 +108,12 @@ def _usual_check(tokens: int) -> float:
 class Speculation:
     """Decides between plain passes and checks for the rows of an engine, and runs both."""
 
-    def __init__(self, rows: Rows, longest: int, costs: Costs | None = None) -> None:
-        """`longest` is the most guessed tokens that a pass can check; below 1: the graph can check none."""
+    def __init__(self, rows: Rows, longest: int, costs: Costs | None = None, beside: bool = True) -> None:
+        """`longest` is the most guessed tokens that a pass can check; below 1: it can check none. Without `beside` an
+        answer is guessed only while no other one runs.
+        """
         self._rows = rows
+        self._beside = beside
         self._longest = longest
         self._costs = costs or Costs()
         self._rates = Rates()
@@ -136,7 +139,7 @@ class Speculation:
         Of answers that run side by side each has at most one check between two plain passes, and no more are made than
         the others can wait for. Of more than `LOOKED_AT` they take turns.
         """
-        if self._longest < 1 or not self._costs.known:
+        if self._longest < 1 or not self._costs.known or (len(running) > 1 and not self._beside):
             return None
         plain = self._costs.plain(len(running))
         patience = PATIENCE * plain - self._waited if len(running) > 1 else None

@@ -7,11 +7,17 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hubgraphs
 import tiny
 from emberd import loop
+from emberd.kv import BLOCK
 from fakeport import Admit, FakePort, Launch, Sampling, Settings
+
+if TYPE_CHECKING:
+    from emberd.batching import BatchEngine
+    from emberd.engine import Fail
 
 
 def _echo_folder(folder: Path, eos: list[int]) -> Path:
@@ -32,6 +38,9 @@ def _mlx_folder(config: str) -> Callable[[Path, list[int]], Path]:
 
 def _plain_folder(folder: Path, eos: list[int]) -> Path:
     return tiny.build(folder, eos=eos, heads_in_graph=False)
+
+
+PLAIN = Settings()
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,54 @@ class Case:
         self.run(port, cache_bytes=0)
         assert port.reason is None
         return port.answers
+
+    def batching(self, fail: Fail, settings: Settings = PLAIN, **given: Any) -> BatchEngine:
+        """This engine, where it batches, with what only a test chooses: `prefill_chunk`, `cache_bytes`, `kv_bytes`, `pace`, `costs`."""
+        if self.engine == "mlx":
+            from emberd.mlx import MlxEngine
+            from emberd.mlx_model import Model as MlxModel
+
+            return MlxEngine(MlxModel(str(self.folder), settings), fail, **given)  # type: ignore[arg-type]
+        from emberd.onnx import OnnxEngine
+        from emberd.session import Model
+
+        return OnnxEngine(Model(str(self.folder), settings), fail, **given)  # type: ignore[arg-type]
+
+    def serve(self, port: FakePort, settings: Settings = PLAIN, **given: Any) -> FakePort:
+        """As `run`, with what only a test chooses."""
+
+        def fail(id: int, message: str) -> None:
+            port.fail(id, message)
+
+        engine = self.batching(fail, settings, **given)
+        try:
+            loop.serve(engine, port)
+        finally:
+            engine.close()
+        assert port.violations == []
+        return port
+
+    def kv_bytes(self, sequences: int, tokens: int, chunk: int = 32) -> int:
+        """A bound under which so many sequences can have so many tokens each, and not one of them a block more.
+
+        `chunk` is the most tokens that are read at once.
+        """
+        if self.engine == "mlx":
+            from emberd.mlx_caches import Sizes
+            from emberd.mlx_model import Model as MlxModel
+
+            return sequences * Sizes(MlxModel(str(self.folder), Settings()), chunk).of(tokens)  # type: ignore[arg-type]
+        from emberd.budget import KvBudget
+        from emberd.session import Model
+
+        model = Model(str(self.folder), Settings())  # type: ignore[arg-type]
+        block = KvBudget(model.layers, 0).block_bytes
+        return sequences * -(-tokens // BLOCK) * block * (1 if model.shared else 3)
+
+    @property
+    def read_again(self) -> int:
+        """Tokens at the end of a prompt that are run even where they are kept."""
+        return 2 if self.engine == "onnx" else 1
 
     def with_eos(self, folder: Path, eos: list[int]) -> Case:
         """The same engine on a folder with other eos ids."""

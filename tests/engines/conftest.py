@@ -24,8 +24,12 @@ collect_ignore_glob = [] if importlib.util.find_spec("mlx") else ["test_mlx*.py"
 def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes take no time, so that how fast this machine is does not decide what runs in which step."""
     from emberd.schedule import Pace
+    from emberd.verify import Costs
 
-    monkeypatch.setattr("emberd.onnx.Pace", functools.partial(Pace, clock=lambda: 0.0))
+    monkeypatch.setattr("emberd.verify.Costs", functools.partial(Costs, clock=lambda: 0.0))
+    for engine in ("onnx", "mlx"):
+        if importlib.util.find_spec({"onnx": "onnxruntime"}.get(engine, engine)):
+            monkeypatch.setattr(f"emberd.{engine}.Pace", functools.partial(Pace, clock=lambda: 0.0))
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +42,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Case:
     """Each engine in turn."""
+    return replace(request.param, folder=folders[request.param.name])
+
+
+@pytest.fixture(
+    params=[case for case in CASES if case.name == "onnx" or case.engine == "mlx"], ids=lambda case: case.name
+)
+def batching_case(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Case:
+    """Each engine that batches, with each kind of cache of its own."""
     return replace(request.param, folder=folders[request.param.name])
 
 

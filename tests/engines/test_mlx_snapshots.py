@@ -16,11 +16,9 @@ from emberd.mlx import MlxEngine
 from emberd.mlx_caches import Sizes, copied, size
 from emberd.mlx_model import Model
 from emberd.mlx_snapshots import FIRST_POINT, Snapshots, next_point
-from fakeport import Admit, Cancel, FakePort, Forget, Sampling, Settings
+from fakeport import Admit, Cancel, FakePort, Forget, Settings
 from test_mlx import KINDS
-
-FOREVER = 1000
-"""Pushes between requests that follow one another: the port hands the next one over when the engine is idle."""
+from test_reuse import cold, follow
 
 
 @pytest.fixture(params=[case for case in CASES if case.engine == "mlx"], ids=lambda case: case.name)
@@ -41,23 +39,6 @@ def llama_case(folders: dict[str, Path]) -> Case:
     """The kind that can be cut anywhere."""
     [case] = [each for each in CASES if each.name == "mlx"]
     return replace(case, folder=folders["mlx"])
-
-
-def follow(case: Case, *requests: Admit, **settings: int) -> FakePort:
-    """Requests, each after the answer to the one before."""
-    port = FakePort()
-    for at, request in enumerate(requests):
-        port.at(at * FOREVER, request)
-    case.run(port, **settings)
-    assert port.reason is None and port.failures == {}
-    return port
-
-
-def cold(case: Case, tokens: list[int], limit: int, sampling: Sampling | None = None) -> list[int]:
-    """The answer of an engine that keeps nothing."""
-    port = case.run(FakePort().at(0, Admit(1, tokens, limit, sampling)), cache_bytes=0)
-    assert port.cached == {}
-    return port.answers[1]
 
 
 # Alone.
@@ -102,7 +83,7 @@ def test_what_has_a_name_outlasts_what_has_none_until_it_is_forgotten(llama: Mod
     assert [snapshots.find(text) for text in texts[:3]] == [60, 0, 60]
     snapshots.forget(7)
     snapshots.forget(8)
-    assert snapshots.find(texts[0], snapshots.source("", 7)) == 0
+    assert snapshots.lease(7) is None
     assert snapshots.find(texts[0]) == 60
     for text in texts[3:]:
         snapshots.save(text, filled(llama, text))
@@ -121,7 +102,8 @@ def test_a_text_that_another_begins_with_is_kept_once(llama: Model) -> None:
     assert snapshots.find(long[:50] + prompt(2, 10)) == 50
     snapshots.save(long[:60], filled(llama, long[:60]), name=1)
     snapshots.save(long, filled(llama, long))
-    assert snapshots.find(long, snapshots.source("", 1)) == 60, "a name stands for its own text"
+    assert snapshots.lease(1, "a") is None
+    assert snapshots.find(long, "", snapshots.lease(1)) == 60, "a name stands for its own text"
 
 
 def test_a_text_beyond_the_budget_is_cut_where_it_can_be(llama: Model) -> None:
@@ -138,23 +120,6 @@ def test_points_double() -> None:
 
 
 # In the engine.
-
-
-def test_the_same_prompt_again_is_read_from_its_last_token_on(mlx_case: Case) -> None:
-    tokens = prompt(1, 150)
-    port = follow(mlx_case, Admit(1, tokens, 20), Admit(2, tokens, 20))
-    assert port.cached == {2: 149}
-    assert port.answers[2] == port.answers[1] == cold(mlx_case, tokens, 20)
-
-
-def test_the_next_turn_starts_after_the_last_answer(mlx_case: Case) -> None:
-    first = prompt(3, 70)
-    second = first + cold(mlx_case, first, 30) + prompt(13, 8)
-    third = second + cold(mlx_case, second, 30) + prompt(23, 8)
-    port = follow(mlx_case, Admit(1, first, 30), Admit(2, second, 30), Admit(3, third, 30))
-    # The last token of an answer has not been through the model.
-    assert port.cached == {2: 70 + 29, 3: 108 + 29}
-    assert port.answers[3] == cold(mlx_case, third, 30)
 
 
 def test_a_cache_that_can_be_cut_serves_every_beginning(llama_case: Case) -> None:
@@ -188,59 +153,6 @@ def test_a_window_that_has_moved_on_serves_only_as_a_whole(folders: dict[str, Pa
     assert port.answers[2] == cold(case, other, 20)
 
 
-def test_without_a_budget_nothing_is_kept(mlx_case: Case) -> None:
-    tokens = prompt(1, 150)
-    port = follow(mlx_case, Admit(1, tokens, 20), Admit(2, tokens, 20), cache_bytes=0)
-    assert port.cached == {}
-    assert port.answers[2] == port.answers[1]
-
-
-def test_two_salts_share_nothing(mlx_case: Case) -> None:
-    tokens = prompt(1, 150)
-    port = follow(
-        mlx_case, Admit(1, tokens, 5), Admit(2, tokens, 5, salt="a"), Admit(3, tokens, 5, salt="a"), Admit(4, tokens, 5)
-    )
-    assert port.cached == {3: 149, 4: 149}
-
-
-def test_a_request_starts_from_the_snapshot_it_names_and_no_other(mlx_case: Case) -> None:
-    first = prompt(3, 70)
-    second = first + cold(mlx_case, first, 30) + prompt(13, 8)
-    port = follow(
-        mlx_case,
-        Admit(1, first, 30, save_as=5),
-        Admit(2, second, 30, start_from=5, save_as=6),
-        Admit(3, second, 30, start_from=5),
-        Admit(4, second, 30, start_from=99),
-        Admit(5, second, 30, start_from=5, salt="a"),
-    )
-    assert port.cached == {2: 99, 3: 99}, "and not what the second request left"
-    assert all(port.answers[id] == cold(mlx_case, second, 30) for id in (2, 3, 4, 5))
-
-
-def test_an_answer_of_one_token_makes_its_snapshot(mlx_case: Case) -> None:
-    tokens = prompt(4, 30)
-    port = follow(mlx_case, Admit(1, tokens, 1, save_as=5), Admit(2, [*tokens, 9, 9], 3, start_from=5))
-    assert port.cached == {2: 30}
-    assert port.answers[2] == cold(mlx_case, [*tokens, 9, 9], 3)
-
-
-def test_a_cancelled_request_makes_no_snapshot_of_its_name(mlx_case: Case) -> None:
-    tokens = prompt(4, 30)
-    port = FakePort().at(0, Admit(1, tokens, 100, save_as=5)).at(9, Cancel(1))
-    port.at(FOREVER, Admit(2, [*tokens, 9, 9], 3, start_from=5))
-    mlx_case.run(port)
-    assert port.cached == {}
-
-
-def test_a_forgotten_snapshot_serves_no_request_that_names_it(mlx_case: Case) -> None:
-    tokens = prompt(4, 30)
-    port = FakePort().at(0, Admit(1, tokens, 9, save_as=5)).at(FOREVER, Forget(5), Forget(6))
-    port.at(FOREVER, Admit(2, [*tokens, 9, 9], 3, start_from=5)).at(2 * FOREVER, Admit(3, tokens, 3))
-    mlx_case.run(port)
-    assert port.cached == {3: 29}
-
-
 def test_a_request_that_came_before_its_snapshot_was_forgotten_starts_from_it(mlx_case: Case) -> None:
     tokens = prompt(4, 30)
     engine = MlxEngine(Model(str(mlx_case.folder), Settings()), FakePort().fail)
@@ -252,21 +164,6 @@ def test_a_request_that_came_before_its_snapshot_was_forgotten_starts_from_it(ml
         steps += engine.step()
     assert [step for step in steps if len(step) == 2] == [(2, 30)]
     engine.close()
-
-
-def test_a_seed_draws_the_same_answer_from_a_prompt_that_is_kept(mlx_case: Case) -> None:
-    tokens, hot = prompt(5, 100), Sampling(temperature=1.3, top_p=0.95, seed=11)
-    port = follow(mlx_case, Admit(1, tokens, 20), Admit(2, tokens, 20, hot))
-    assert port.cached == {2: 99}
-    assert port.answers[2] == cold(mlx_case, tokens, 20, hot)
-
-
-def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_what_was_read(mlx_case: Case) -> None:
-    tokens = prompt(8, 200)
-    port = FakePort().at(0, Admit(1, tokens, 5)).leave(1, 1).at(FOREVER, Admit(2, tokens, 20))
-    mlx_case.run(port)
-    assert port.cached == {2: 128}
-    assert port.answers[2] == cold(mlx_case, tokens, 20)
 
 
 def test_an_answer_that_is_cut_short_can_be_continued(mlx_case: Case) -> None:

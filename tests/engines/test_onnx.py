@@ -1,4 +1,4 @@
-"""What only the ONNX engine has: rows, chunks, shared buffers, faults of one sequence, and folders it cannot run."""
+"""What only the ONNX engine has: graphs, shared buffers, and folders it cannot run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import mmap
 import os
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -15,25 +14,11 @@ from onnx import TensorProto, helper
 import tiny
 from cases import Case, prompt
 from emberd import loop
-from emberd.engine import EngineError, Request
+from emberd.engine import EngineError
 from emberd.kv import KvCache, Layer
-from emberd.onnx import OnnxEngine
 from emberd.rows import Rows
-from emberd.schedule import BURST_CHUNKS
-from emberd.session import Model, find_graph, physical_cores
-from fakeport import Admit, Cancel, FakePort, Launch, Sampling, Settings
-
-
-def serve(case: Case, port: FakePort, chunk: int) -> FakePort:
-    """Serves with a prefill chunk of the test's choice."""
-
-    def fail(id: int, message: str) -> None:
-        port.fail(id, message)
-
-    engine = OnnxEngine(Model(str(case.folder), Settings()), fail, prefill_chunk=chunk)
-    loop.serve(engine, port)
-    engine.close()
-    return port
+from emberd.session import find_graph, physical_cores
+from fakeport import Admit, FakePort, Launch, Sampling, Settings
 
 
 def refusal(folder: Path) -> str:
@@ -59,74 +44,6 @@ def test_other_seeds_give_other_answers(onnx_case: Case) -> None:
     assert len(answers) == 8
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 100_000])
-def test_the_chunk_size_does_not_change_an_answer(onnx_case: Case, chunk: int) -> None:
-    port = FakePort().at(0, Admit(1, prompt(1, 130), 20), Admit(2, prompt(2, 61), 20)).at(9, Admit(3, prompt(3, 8), 9))
-    serve(onnx_case, port, chunk)
-    for id, length, limit in ((1, 130, 20), (2, 61, 20), (3, 8, 9)):
-        assert port.answers[id] == onnx_case.single(prompt(id, length), limit)
-
-
-def test_short_prompts_share_a_step_and_a_long_one_is_not_split_to_fill_it(onnx_case: Case) -> None:
-    port = FakePort().at(0, *(Admit(id, prompt(id, 20), 3) for id in range(1, 5)))
-    serve(onnx_case, port, 50)
-    assert [step[0] for step in port.pushes[0]] == [1, 2]
-    first_of_third = next(n for n, steps in enumerate(port.pushes) if any(step[0] == 3 for step in steps))
-    assert [step[0] for step in port.pushes[first_of_third]] == [3, 4]
-
-
-def test_prompts_that_come_together_are_read_before_their_answers_go_on(onnx_case: Case) -> None:
-    port = FakePort().at(0, *(Admit(id, prompt(id, 20), 3) for id in range(1, 5)))
-    port.at(1, Admit(5, prompt(5, 20), 3))
-    serve(onnx_case, port, 20)
-    assert [[step[0] for step in steps] for steps in port.pushes[:6]] == [[1], [2], [3], [4], [5], [1, 2, 3, 4, 5]]
-    assert len(port.pushes) == 7
-
-
-def test_answers_wait_for_so_many_prompts_and_then_go_on(onnx_case: Case) -> None:
-    port = FakePort().at(0, *(Admit(id, prompt(id, 20), 3) for id in range(1, 14)))
-    serve(onnx_case, port, 20)
-    first_decode = next(n for n, steps in enumerate(port.pushes) if len(steps) > 1)
-    assert first_decode == BURST_CHUNKS
-
-
-def test_a_short_prompt_is_read_between_the_chunks_of_long_ones(onnx_case: Case) -> None:
-    port = FakePort().at(0, *(Admit(id, prompt(id, 200), 20) for id in range(1, 9)))
-    port.at(3, Admit(9, prompt(9, 10), 5))
-    serve(onnx_case, port, 20)
-    assert next(iter(port.finishes)) == 9
-    told = next(n for n, steps in enumerate(port.pushes) if any(step[0] == 9 for step in steps))
-    assert told <= 4, "at most one chunk of another prompt after it came"
-    for id in range(1, 9):
-        assert port.answers[id] == onnx_case.single(prompt(id, 200), 20)
-
-
-def test_a_long_prompt_is_not_held_up_for_ever_by_short_ones(onnx_case: Case) -> None:
-    port = FakePort().at(0, Admit(1, prompt(1, 100), 2))
-    for n in range(60):
-        port.at(n, Admit(10 + n, prompt(n, 20), 1))
-    serve(onnx_case, port, 20)
-    told = next(n for n, steps in enumerate(port.pushes) if any(step[0] == 1 for step in steps))
-    assert told <= 10, "every other chunk is the oldest prompt's"
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3, 4])
-def test_prompts_that_are_read_in_turn_change_places_without_a_change_to_their_answers(
-    onnx_case: Case, batch: int
-) -> None:
-    port = FakePort()
-    asked = {id: (prompt(id, (90, 45, 70, 30)[id % 4]), 5 + id) for id in range(1, 13)}
-    for id, (tokens, limit) in asked.items():
-        port.at(id * 2 % 9, Admit(id, tokens, limit))
-    settings = Settings(max_batch=batch)
-    engine = OnnxEngine(Model(str(onnx_case.folder), settings), port.fail, prefill_chunk=16)
-    loop.serve(engine, port)
-    engine.close()
-    assert port.violations == [] and port.failures == {}
-    for id, (tokens, limit) in asked.items():
-        assert port.answers[id] == onnx_case.single(tokens, limit)
-
-
 def test_the_mask_follows_the_longest_text_and_changes_no_answer(
     onnx_case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,86 +62,11 @@ def test_the_mask_follows_the_longest_text_and_changes_no_answer(
     for id, (tokens, limit) in asked.items():
         port.at(4 * id, Admit(id, tokens, limit))
     port.at(300, Admit(5, *asked[4]), Admit(6, *asked[1]))  # after all have left
-    serve(onnx_case, port, 32)
-    assert port.failures == {} and port.violations == []
+    onnx_case.serve(port, prefill_chunk=32)
+    assert port.failures == {}
     assert {id: port.answers[id] for id in asked} == alone
     assert (port.answers[5], port.answers[6]) == (alone[4], alone[1])
     assert widths[0] == 32 and max(widths) == 256 and widths.count(16) == 2, "wider for the longest, narrow when idle"
-
-
-def test_a_step_is_one_chunk_or_one_token_for_all_in_turn(onnx_case: Case) -> None:
-    port = FakePort().at(0, Admit(1, prompt(1, 4), 30)).at(3, Admit(2, prompt(2, 160), 2))
-    serve(onnx_case, port, 16)
-    kinds = ["decode" if any(step[0] == 1 for step in steps) else "chunk" for steps in port.pushes[3:21]]
-    assert kinds == ["chunk", "decode"] * 9
-
-
-def test_a_prompt_that_cannot_be_read_fails_alone(onnx_case: Case) -> None:
-    port = FakePort().at(0, Admit(1, prompt(1, 5), 20)).at(4, Admit(2, [8, tiny.VOCAB + 1000, 9], 20))
-    port.at(5, Admit(3, prompt(3, 5), 20))
-    onnx_case.run(port)
-    assert port.reason is None
-    assert list(port.failures) == [2]
-    assert port.failures[2].startswith("the prompt cannot be read: ")
-    for id in (1, 3):
-        assert port.answers[id] == onnx_case.single(prompt(id, 5), 20)
-
-
-def test_logits_that_are_no_numbers_fail_their_request_alone(onnx_case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Rows.draw
-
-    def draw(self: Rows, row: int, request: Request) -> int:
-        if request.id == 3 and request.made == 4:
-            self._logits[row] = self._values[row] = np.nan
-        return real(self, row, request)
-
-    monkeypatch.setattr(Rows, "draw", draw)
-    port = FakePort().at(0, *(Admit(id, prompt(id, 5), 12, Sampling(seed=10 + id)) for id in range(1, 6)))
-    onnx_case.run(port)
-    assert port.failures == {3: "no token can be drawn: the highest logit is nan"}
-    assert len(port.answers[3]) == 4
-    monkeypatch.undo()
-    for id in (1, 2, 4, 5):
-        assert port.answers[id] == onnx_case.single(prompt(id, 5), 12, Sampling(seed=10 + id))
-
-
-def test_a_pass_over_the_batch_that_fails_is_the_engines_failure(
-    onnx_case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = Rows.decode, iter(range(1000))
-
-    def decode(self: Rows, count: int) -> None:
-        if next(calls) == 3:
-            raise MemoryError("no room for the pass")
-        real(self, count)
-
-    monkeypatch.setattr(Rows, "decode", decode)
-    port = FakePort().at(0, Admit(1, prompt(1, 5), 20), Admit(2, prompt(2, 5), 20))
-    onnx_case.run(port)
-    assert port.reason is not None
-    assert port.reason.startswith("the onnx engine failed: MemoryError: no room for the pass\n")
-    assert port.finishes == {} and port.failures == {}
-
-
-def test_rows_close_up_when_sequences_leave_in_any_order(onnx_case: Case) -> None:
-    for order in ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [3, 1, 5, 2, 4]):
-        port = FakePort().at(0, *(Admit(id, prompt(id, 3 * id), 60) for id in range(1, 7)))
-        for place, id in enumerate(order):
-            port.at(10 + 2 * place, Cancel(id))
-        onnx_case.run(port)
-        assert port.answers[6] == onnx_case.single(prompt(6, 18), 60)
-        for place, id in enumerate(order):
-            cut = port.answers[id]
-            assert 9 + 2 * place <= len(cut) + 1 <= 12 + 2 * place
-            assert cut == onnx_case.single(prompt(id, 3 * id), 60)[: len(cut)]
-
-
-def test_a_prompt_in_prefill_is_not_disturbed_when_running_answers_leave(onnx_case: Case) -> None:
-    port = FakePort().at(0, *(Admit(id, prompt(id, 4), 60) for id in range(1, 5)))
-    port.at(5, Admit(9, prompt(9, 150), 20)).at(9, Cancel(1)).at(11, Cancel(4), Cancel(2))
-    serve(onnx_case, port, 16)
-    assert port.answers[9] == onnx_case.single(prompt(9, 150), 20)
-    assert port.answers[3] == onnx_case.single(prompt(3, 4), 60)
 
 
 @pytest.mark.parametrize("file", ["model.onnx", "config.json"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,10 @@ import tiny
 from cases import Case, prompt
 from emberd import loop
 from emberd.engine import Request, Step
-from emberd.onnx import OnnxEngine
-from emberd.rows import Rows
 from emberd.schedule import BOUND, LEAST, LONG_CHUNKS, LONG_EVERY, SHORT, Pace, Queue
-from emberd.session import Model
-from fakeport import Admit, FakePort, Settings
+from fakeport import Admit, FakePort
+
+needs_mlx = pytest.mark.skipif(importlib.util.find_spec("mlx") is None, reason="the engine over MLX is an extra")
 
 PROMISED = 2.5
 """What 99 in 100 gaps between the tokens of an answer may last beside the median."""
@@ -229,11 +229,18 @@ def test_however_often_long_prompts_come_the_gaps_stay_even(rows: int, pause: in
         assert np.percentile(gaps[:count], 99) <= PROMISED * np.median(gaps[:count])
 
 
-@pytest.fixture
-def long_case(onnx_case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """The tiny model with room for prompts of 512 tokens."""
-    monkeypatch.setattr(tiny, "CONTEXT", 1024)
-    return replace(onnx_case, folder=tiny.build(tmp_path / "long", eos=[]))
+@pytest.fixture(params=["onnx", pytest.param("mlx", marks=needs_mlx)])
+def long_case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """The tiny model with room for prompts of 512 tokens, over either engine."""
+    if request.param == "onnx":
+        monkeypatch.setattr(tiny, "CONTEXT", 1024)
+        folder = tiny.build(tmp_path / "long", eos=[])
+    else:
+        import tiny_mlx
+
+        config = tiny_mlx.LLAMA | {"max_position_embeddings": 1024}
+        folder = tiny_mlx.build(tmp_path / "long", config, eos=[])
+    return Case(request.param, request.param, lambda folder, _: folder, long=230, folder=folder)
 
 
 class TimedPort(FakePort):
@@ -252,23 +259,27 @@ class TimedPort(FakePort):
 
 
 def serve_timed(case: Case, port: TimedPort, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_extend, real_decode = Rows.extend, Rows.decode
+    """Serves on the port's clock, on which only passes take time."""
+    pace = Pace(LONGEST, bound, port.clock)
+    engine = case.batching(port.fail, prefill_chunk=LONGEST, cache_bytes=0, pace=pace)
+    rows: Any = engine._rows
+    # MLX reads the last token of a prompt in a pass of its own, and the others by `read`.
+    reads = "extend" if case.engine == "onnx" else "read"
+    real_read, real_decode = getattr(rows, reads), rows.decode
 
-    def extend(self: Rows, row: int, tokens: list[int]) -> None:
+    def read(row: int, tokens: list[int]) -> None:
         port.clock.read(len(tokens))
-        real_extend(self, row, tokens)
+        real_read(row, tokens)
 
-    def decode(self: Rows, count: int) -> None:
+    def decode(count: int) -> None:
         port.clock.decode(count)
-        real_decode(self, count)
+        real_decode(count)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "extend", extend)
-        patch.setattr(Rows, "decode", decode)
-        pace = Pace(LONGEST, bound, port.clock)
-        engine = OnnxEngine(Model(str(case.folder), Settings()), port.fail, LONGEST, cache_bytes=0, pace=pace)
+        patch.setattr(rows, reads, read)
+        patch.setattr(rows, "decode", decode)
         loop.serve(engine, port)
-        engine.close()
+    engine.close()
     assert port.violations == [] and port.failures == {}
 
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from cases import Case, prompt
 from emberd import loop
+from emberd.batching import SAVES
 from emberd.kv import BLOCK, BlockPool, Layer
-from emberd.onnx import READ_AGAIN, SAVES, OnnxEngine
+from emberd.onnx import READ_AGAIN, OnnxEngine
 from emberd.session import Model
 from emberd.snapshots import Snapshots, default_budget
 from fakeport import Admit, Cancel, FakePort, Sampling, Settings

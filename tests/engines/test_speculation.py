@@ -1,4 +1,4 @@
-"""Speculation in the ONNX engine: what it guesses, when it checks a guess, and that the answers are those of plain runs.
+"""Speculation without a draft model: what is guessed, when a guess is checked, and that the answers are those of plain runs.
 
 Most tests guess with `Oracle`, which knows the plain answer and errs on purpose, and let checks cost nothing: then every
 step is a check wherever one is possible.
@@ -6,11 +6,13 @@ step is a check wherever one is possible.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,13 +21,18 @@ from onnx import numpy_helper
 
 import tiny
 from cases import Case, prompt
-from emberd import loop, verify
-from emberd.onnx import OnnxEngine
+from emberd import verify
 from emberd.rows import Rows
+from emberd.sampling import Sampler
 from emberd.session import Model
 from emberd.speculate import NGRAM, Drafter, Rates
 from emberd.verify import MARGIN, Costs, Speculation
 from fakeport import Admit, Cancel, FakePort, Sampling, Settings
+
+if importlib.util.find_spec("mlx"):
+    from emberd.mlx_rows import MlxRows
+else:
+    MlxRows = None
 
 POSITIONS = 32
 
@@ -69,31 +76,47 @@ class Oracle(Drafter):
         return [token if self._rng.random() < 5 / 6 else (token + 1) % tiny.VOCAB for token in rest]
 
 
+def _mlx(folder: Path, eos: list[int]) -> Path:
+    import tiny_mlx
+
+    return tiny_mlx.build(folder, eos=eos)
+
+
+TARGETS = [
+    Case("onnx", "onnx", lambda folder, eos: tiny.build(folder, eos=eos, positions=POSITIONS), long=230),
+    *([Case("mlx", "mlx", _mlx, long=230)] if importlib.util.find_spec("mlx") else []),
+]
+"""Engines that can check guesses; that over ONNX on a graph with logits of every position of a short pass."""
+
+
+@pytest.fixture(scope="module", params=TARGETS, ids=lambda case: case.name)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Each of them in turn."""
+    case: Case = request.param
+    return replace(case, folder=case.build(tmp_path_factory.mktemp("positions"), []))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, with logits of every position of a short pass."""
+    """The tiny graph with logits of every position."""
     return tiny.build(tmp_path_factory.mktemp("positions"), eos=[], positions=POSITIONS)
 
 
-def serve(folder: Path, port: FakePort, costs: Costs | None, **settings: int) -> FakePort:
+def serve(case: Case, port: FakePort, costs: Costs | None, cache_bytes: int = 0, **settings: int) -> FakePort:
     """Serves with these costs."""
-
-    def fail(id: int, message: str) -> None:
-        port.fail(id, message)
-
-    loop.serve(OnnxEngine(Model(str(folder), Settings(**settings)), fail, 32, 0, costs=costs), port)  # type: ignore[arg-type]
-    assert port.violations == [] and port.reason is None
+    case.serve(port, Settings(**settings), prefill_chunk=32, cache_bytes=cache_bytes, costs=costs)
+    assert port.reason is None
     return port
 
 
-def plain(folder: Path, order: Admit) -> FakePort:
+def plain(case: Case, order: Admit) -> FakePort:
     """One request alone, without speculation."""
-    return serve(folder, FakePort().at(0, replace(order, id=1, speculation=0)), Prices())
+    return serve(case, FakePort().at(0, replace(order, id=1, speculation=0)), Prices())
 
 
-def answered(folder: Path, order: Admit) -> list[int]:
+def answered(case: Case, order: Admit) -> list[int]:
     """The answer to it."""
-    return plain(folder, order).answers[1]
+    return plain(case, order).answers[1]
 
 
 @pytest.fixture
@@ -125,12 +148,12 @@ SAMPLINGS = [
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_answers_are_those_of_plain_runs(
-    folder: Path, oracle: dict[tuple[int, ...], list[int]], sampling: Sampling | None
+    target: Case, oracle: dict[tuple[int, ...], list[int]], sampling: Sampling | None
 ) -> None:
     order = Admit(1, prompt(4, 25), 90, sampling)
-    alone = plain(folder, order)
+    alone = plain(target, order)
     oracle[tuple(order.prompt)] = alone.answers[1]
-    port = serve(folder, FakePort().at(0, order), Prices())
+    port = serve(target, FakePort().at(0, order), Prices())
     assert port.answers == alone.answers and port.finishes == {1: "length"}
     several = [len(step[1]) for steps in port.pushes for step in steps if len(step[1]) > 1]
     assert len(several) >= 5 and len(port.pushes) < len(alone.pushes) / 2
@@ -144,7 +167,7 @@ def test_answers_are_those_of_plain_runs(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_answers_are_those_of_plain_runs_whatever_joins_and_leaves(
-    folder: Path, oracle: dict[tuple[int, ...], list[int]], seed: int
+    target: Case, oracle: dict[tuple[int, ...], list[int]], seed: int
 ) -> None:
     rng = random.Random(seed)
     port = FakePort()
@@ -160,7 +183,7 @@ def test_answers_are_those_of_plain_runs_whatever_joins_and_leaves(
             speculation=rng.choice([None, 0, 3]),
         )
         orders[id] = order
-        oracle[tuple(order.prompt)] = answered(folder, order)
+        oracle[tuple(order.prompt)] = answered(target, order)
         start = rng.randint(0, 20)
         port.at(start, order)
         if rng.random() < 0.4:
@@ -169,22 +192,22 @@ def test_answers_are_those_of_plain_runs_whatever_joins_and_leaves(
                 port.at(start + rng.randint(1, 20), Cancel(id))
             else:
                 port.leave(start + rng.randint(1, 20), id)
-    serve(folder, port, Prices(), max_batch=4)
+    serve(target, port, Prices(), max_batch=4)
     assert port.failures == {}
     for id, order in orders.items():
         answer = port.answers.get(id, [])
         assert answer == oracle[tuple(order.prompt)][: len(answer)]
         assert id in cancelled or len(answer) == order.max_tokens
     most = max(len(step[1]) for steps in port.pushes for step in steps)
-    assert most > 4
+    assert most > (4 if target.engine == "onnx" else 1), "over MLX an answer is guessed only while it runs alone"
 
 
-def test_a_limit_is_kept_and_none_is_one_token_a_push(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
+def test_a_limit_is_kept_and_none_is_one_token_a_push(target: Case, oracle: dict[tuple[int, ...], list[int]]) -> None:
     sizes = {}
     for limit in (0, 1, 5, 64, None):
         order = Admit(1, prompt(6, 20), 80, speculation=limit)
-        oracle[tuple(order.prompt)] = answered(folder, order)
-        port = serve(folder, FakePort().at(0, order), Prices())
+        oracle[tuple(order.prompt)] = answered(target, order)
+        port = serve(target, FakePort().at(0, order), Prices())
         sizes[limit] = {len(step[1]) for steps in port.pushes for step in steps}
         assert port.answers[1] == oracle[tuple(order.prompt)]
     assert sizes[0] == {0, 1} or sizes[0] == {1}
@@ -193,67 +216,81 @@ def test_a_limit_is_kept_and_none_is_one_token_a_push(folder: Path, oracle: dict
 
 
 def test_an_eos_id_within_a_guess_ends_the_answer(
-    folder: Path, oracle: dict[tuple[int, ...], list[int]], tmp_path: Path
+    target: Case, oracle: dict[tuple[int, ...], list[int]], tmp_path: Path
 ) -> None:
-    whole = answered(folder, Admit(1, prompt(3, 12), 40))
+    whole = answered(target, Admit(1, prompt(3, 12), 40))
     place = next(place for place in range(10, 40) if whole[place] not in whole[:place])
-    ended = tiny.build(tmp_path, eos=[whole[place]], positions=POSITIONS)
+    ended = target.with_eos(tmp_path, [whole[place]])
     oracle[tuple(prompt(3, 12))] = whole
-    port = serve(ended, FakePort().at(0, Admit(1, prompt(3, 12), 40), Admit(2, prompt(3, 12), 40)), Prices())
-    assert port.answers == {1: whole[: place + 1], 2: whole[: place + 1]}
-    assert port.finishes == {1: "stop", 2: "stop"}
+    ids = (1, 2) if target.engine == "onnx" else (1,)  # over MLX none is guessed beside another
+    port = serve(ended, FakePort().at(0, *(Admit(id, prompt(3, 12), 40) for id in ids)), Prices())
+    assert port.answers == dict.fromkeys(ids, whole[: place + 1])
+    assert port.finishes == dict.fromkeys(ids, "stop")
     assert len(port.pushes) < place
 
 
-def test_an_answer_fills_the_context_to_the_last_token(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
+def test_an_answer_fills_the_context_to_the_last_token(target: Case, oracle: dict[tuple[int, ...], list[int]]) -> None:
     order = Admit(1, prompt(2, 60), 40)
-    oracle[tuple(order.prompt)] = answered(folder, order)
-    port = serve(folder, FakePort().at(0, order), Prices(), context_length=100)
+    oracle[tuple(order.prompt)] = answered(target, order)
+    port = serve(target, FakePort().at(0, order), Prices(), context_length=100)
     assert port.answers[1] == oracle[tuple(order.prompt)] and port.finishes == {1: "length"}
     assert len(port.pushes) < 30
 
 
-def test_what_was_guessed_wrong_leaves_nothing_behind(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
+def test_what_was_guessed_wrong_leaves_nothing_behind(target: Case, oracle: dict[tuple[int, ...], list[int]]) -> None:
     """A later request that starts from what was kept of the answer goes on as one that reads everything."""
     order = Admit(1, prompt(7, 70), 100)
-    oracle[tuple(order.prompt)] = first = answered(folder, order)
+    oracle[tuple(order.prompt)] = first = answered(target, order)
     longer = Admit(2, [*order.prompt, *first, *prompt(8, 5)], 50)
-    oracle[tuple(longer.prompt)] = answered(folder, longer)
+    oracle[tuple(longer.prompt)] = answered(target, longer)
 
     port = FakePort().at(0, order).at(150, longer)
-    loop.serve(OnnxEngine(Model(str(folder), Settings()), port.fail, 32, 1 << 24, costs=Prices()), port)  # type: ignore[arg-type]
-    assert port.violations == [] and port.cached[2] > 128
+    serve(target, port, Prices(), cache_bytes=1 << 24)
+    assert port.cached[2] > 128
     assert port.answers == {1: first, 2: oracle[tuple(longer.prompt)]}
 
 
 def test_logits_that_are_not_numbers_fail_the_request_alone(
-    folder: Path, oracle: dict[tuple[int, ...], list[int]], monkeypatch: pytest.MonkeyPatch
+    target: Case, oracle: dict[tuple[int, ...], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders = [Admit(id, prompt(id, 10), 60, Sampling(temperature=1.0, seed=id)) for id in (1, 2)]
+    orders = [Admit(id, prompt(id, 10), 60 // id, Sampling(temperature=1.0, seed=id)) for id in (1, 2)]
     for order in orders:
-        oracle[tuple(order.prompt)] = answered(folder, order)
-    look = Rows.look
+        oracle[tuple(order.prompt)] = answered(target, order)
+    place: int | None = None
+    """The token of the check that is being made whose logits are looked at."""
+    kind: Any = Rows if target.engine == "onnx" else MlxRows
+    real_look, real_decode = kind.look, kind.decode
 
-    def spoilt(rows: Rows, row: int, place: int) -> None:
-        look(rows, row, place)
-        if place == 3 and spoil:
-            spoil.pop()
-            rows._logits[row], rows._values[row] = np.nan, np.nan
+    def look(self: Any, row: int, at: int) -> None:
+        nonlocal place
+        place = at
+        real_look(self, row, at)
 
-    spoil = [True]
-    monkeypatch.setattr(Rows, "look", spoilt)
-    port = serve(folder, FakePort().at(0, *orders), Prices())
+    def decode(self: Any, count: int) -> None:
+        nonlocal place
+        place = None
+        real_decode(self, count)
+
+    monkeypatch.setattr(kind, "look", look)
+    monkeypatch.setattr(kind, "decode", decode)
+    choose = Sampler.choose
+    spoilt: list[int] = [3]
+
+    def spoiling(self: Sampler, values: Any, ids: Any, logits: Any, n: int, room: Any) -> Any:
+        if place is not None and place in spoilt:
+            if place:
+                spoilt.remove(place)
+            values, logits = values * np.nan, logits * np.nan
+        return choose(self, values, ids, logits, n, room)
+
+    monkeypatch.setattr(Sampler, "choose", spoiling)
+    port = serve(target, FakePort().at(0, *orders), Prices())
     # Tokens before it are given; the pass after them comes to logits of its own, which here are numbers again.
-    assert port.failures == {} and not spoil
+    assert port.failures == {} and not spoilt
     assert {id: port.answers[id] for id in (1, 2)} == {order.id: oracle[tuple(order.prompt)] for order in orders}
-
-    def always(rows: Rows, row: int, place: int) -> None:
-        look(rows, row, place)
-        rows._logits[row], rows._values[row] = np.nan, np.nan
-
-    monkeypatch.setattr(Rows, "look", always)
-    port = serve(folder, FakePort().at(0, *orders), Prices())
-    assert set(port.failures) == {1, 2}
+    spoilt.append(0)  # after the row's own token, in every check
+    port = serve(target, FakePort().at(0, *orders), Prices())
+    assert 1 in port.failures
     assert all(message.startswith("no token can be drawn: ") for message in port.failures.values())
 
 
@@ -262,14 +299,17 @@ def first_together(port: FakePort) -> int:
     return next(n for n, steps in enumerate(port.pushes) if len(steps) == 4)
 
 
-def test_others_wait_for_one_check_at_most(folder: Path, oracle: dict[tuple[int, ...], list[int]]) -> None:
+def test_others_wait_for_one_check_at_most(target: Case, oracle: dict[tuple[int, ...], list[int]]) -> None:
     for id in range(1, 5):
         order = Admit(id, prompt(id, 10), 60, speculation=None if id == 1 else 0)
-        oracle[tuple(order.prompt)] = answered(folder, order)
+        oracle[tuple(order.prompt)] = answered(target, order)
     port = FakePort()
     for id in range(1, 5):
         port.at(0, Admit(id, prompt(id, 10), 60, speculation=None if id == 1 else 0))
-    serve(folder, port, Prices())
+    serve(target, port, Prices())
+    if target.engine == "mlx":  # whose batch is cut as one, or not at all
+        assert max(len(step[1]) for steps in port.pushes if len(steps) > 1 for step in steps) == 1
+        return
     together = [len(steps) for steps in port.pushes[first_together(port) :]]
     assert together.count(1) >= 4
     while together and together[-1] != 4:  # the others are through
@@ -278,20 +318,25 @@ def test_others_wait_for_one_check_at_most(folder: Path, oracle: dict[tuple[int,
 
 
 @pytest.fixture(scope="module")
-def repeating(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repeating(target: Case, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A model whose next token depends on the last one alone: its answers go round in a circle."""
-    target = tmp_path_factory.mktemp("repeating")
-    for name in ("config.json", "generation_config.json"):
-        (target / name).write_bytes((folder / name).read_bytes())
+    folder = target.build(tmp_path_factory.mktemp("repeating"), [])
+    if target.engine == "mlx":
+        import mlx.core as mx
+
+        weights = mx.load(str(folder / "model.safetensors"))
+        weights |= {name: mx.zeros_like(value) for name, value in weights.items() if ".o_proj." in name}
+        mx.save_safetensors(str(folder / "model.safetensors"), weights)
+        return replace(target, folder=folder)
     model = onnx.load(str(folder / "model.onnx"))
     for tensor in model.graph.initializer:
         if tensor.name in {f"o{layer}" for layer in range(tiny.LAYERS)}:
             tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
-    onnx.save(model, str(target / "model.onnx"))
-    return target
+    onnx.save(model, str(folder / "model.onnx"))
+    return replace(target, folder=folder)
 
 
-def test_a_text_that_repeats_itself_takes_a_fraction_of_the_passes(repeating: Path) -> None:
+def test_a_text_that_repeats_itself_takes_a_fraction_of_the_passes(repeating: Case) -> None:
     order = Admit(1, prompt(1, 5), 240)
     alone = plain(repeating, order)
     assert len(alone.pushes) == 240
@@ -300,14 +345,14 @@ def test_a_text_that_repeats_itself_takes_a_fraction_of_the_passes(repeating: Pa
     assert len(port.pushes) < 100
 
 
-def test_nothing_is_checked_where_it_does_not_pay(repeating: Path) -> None:
+def test_nothing_is_checked_where_it_does_not_pay(repeating: Case) -> None:
     order = Admit(1, prompt(1, 5), 120)
     port = serve(repeating, FakePort().at(0, order), Prices(POSITIONS / MARGIN))
     assert len(port.pushes) == 120
 
 
 def test_a_graph_that_gives_the_last_logits_only_checks_nothing(onnx_case: Case) -> None:
-    port = serve(onnx_case.folder, FakePort().at(0, Admit(1, prompt(1, 5), 60)), Prices())
+    port = serve(onnx_case, FakePort().at(0, Admit(1, prompt(1, 5), 60)), Prices())
     assert len(port.pushes) == 60
     assert Model(str(onnx_case.folder), Settings()).positions == 0  # type: ignore[arg-type]
 
