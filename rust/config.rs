@@ -13,8 +13,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 #[cfg(unix)]
 pub use omp::{Install, Omp};
 
-use crate::engine::Settings;
 use crate::engine::script::Script;
+use crate::engine::{Activations, Settings};
 use crate::error::{Code, Error, Result};
 use crate::models::table::Dtype;
 use crate::responses::ReasoningEvents;
@@ -201,6 +201,9 @@ pub struct Engine {
     /// Let compute threads spin for ever while they wait, or never: the first is faster alone, the second beside other work [default: spin for a moment]
     #[arg(long, value_name = "BOOL")]
     pub spin: Option<bool>,
+    /// What activations are where they meet weights of 4 bits, of an imported model in ONNX Runtime [default: int8 where the processor multiplies bytes, else float]
+    #[arg(long, env = "EMBERD_ACTIVATIONS", value_enum, hide_env_values = true)]
+    pub activations: Option<Activations>,
     /// Requests that may wait for a place in the engine; the next is refused
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
@@ -224,6 +227,7 @@ impl Engine {
             cache_bytes: self.cache_bytes,
             kv_bytes: self.kv_bytes,
             spin: self.spin,
+            activations: self.activations,
             script: self.mock_answer.clone(),
             rules: self.mock_script.clone().unwrap_or_default(),
         }

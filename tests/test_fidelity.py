@@ -9,9 +9,10 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import pytest
 
 sys.path.append(str(Path(__file__).parent / "reference"))
@@ -21,7 +22,7 @@ from kl import GOLDEN_ANSWER, GOLDEN_PROMPT, TEXT, distance
 from llama import Llama
 from tokenizers import Tokenizer
 
-from emberd import _core, loop
+from emberd import _core, activations, loop
 from support.process import eventually
 
 if TYPE_CHECKING:
@@ -52,8 +53,13 @@ def wanted(gguf: Path, text: list[int]) -> NDArray[np.float32]:
     return Llama(gguf).logits(text)
 
 
-def test_the_import_keeps_the_distribution(folder: Path, text: list[int], wanted: NDArray[np.float32]) -> None:
-    found = distance(wanted, Folder(folder).logits(text))
+@pytest.mark.parametrize("kind", ["float", "int8"])
+def test_the_import_keeps_the_distribution(
+    kind: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
+) -> None:
+    graph = activations.with_bytes(folder / "model.onnx") if kind == "int8" else None
+    assert (graph is None) == (kind == "float")
+    found = distance(wanted, Folder(folder, graph=graph).logits(text))
     assert found.positions >= 160
     assert found.kl <= 0.01, found
     assert found.top1 >= 0.95, found
@@ -67,6 +73,34 @@ def test_reading_in_pieces_keeps_it_too(folder: Path, text: list[int], wanted: N
     ends = np.cumsum(pieces) - 1
     found = distance(wanted[ends], Folder(folder).logits(text, pieces))
     assert found.kl <= 0.01, found
+
+
+def test_rounded_activations_are_one_attribute_of_each_product_and_nothing_else(folder: Path) -> None:
+    before, after = (folder / "model.onnx").read_bytes(), activations.with_bytes(folder / "model.onnx")
+    assert after is not None
+    changed = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+    floats, rounded = (
+        [
+            next(each.i for each in node.attribute if each.name == "accuracy_level")
+            for node in onnx.load_model_from_string(graph).graph.node
+            if node.op_type == "MatMulNBits"
+        ]
+        for graph in (before, after)
+    )
+    layers = 30
+    assert len(changed) == floats.count(1) == 4 * layers, "queries, keys and values; their output; gate and up; down"
+    assert set(floats) == {1, 4} and set(rounded) == {4} and len(rounded) == len(floats)
+    assert _core.Settings(activations="float").activations == "float"
+
+
+def test_the_processor_decides_unless_the_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for can in (False, True):
+        monkeypatch.setattr(_core, "multiplies_bytes", lambda can=can: can)
+        assert activations.rounded(_core.Settings()) is can
+        assert activations.rounded(_core.Settings(activations="int8")) is True
+        assert activations.rounded(_core.Settings(activations="float")) is False
+    with pytest.raises(ValueError, match="activations are 'int4'; hint: float or int8"):
+        _core.Settings(activations="int4")  # type: ignore[arg-type]
 
 
 def test_the_reference_and_the_measure_can_tell_a_difference(wanted: NDArray[np.float32]) -> None:
@@ -86,7 +120,7 @@ def test_the_tokenizer_and_the_template_give_the_published_prompt(folder: Path) 
     assert tokenizer.decode(GOLDEN_ANSWER) == "The capital of France is Paris."
 
 
-def answers(folder: Path, prompt: list[int], **settings: int) -> tuple[list[int], str | None]:
+def answers(folder: Path, prompt: list[int], **settings: Any) -> tuple[list[int], str | None]:
     """What the engine answers over a port, greedily, and how it ends."""
     doors, port = _core.port()
     launch = SimpleNamespace(engine="onnx", folder=str(folder), settings=_core.Settings(**settings), port=port)
@@ -118,7 +152,7 @@ def submitted(doors: _core.Doors, prompt: list[int]) -> _core.Reader:
     return eventually(submit, "the engine is ready")
 
 
+@pytest.mark.parametrize("kind", ["float", "int8"])
 @pytest.mark.parametrize("chunk", [None, 5], ids=["prompt in one piece", "prompt in pieces of 5"])
-def test_the_engine_gives_the_published_answer_token_for_token(chunk: int | None, folder: Path) -> None:
-    settings = {} if chunk is None else {"prefill_chunk": chunk}
-    assert answers(folder, GOLDEN_PROMPT, **settings) == (GOLDEN_ANSWER, "stop")
+def test_the_engine_gives_the_published_answer_token_for_token(chunk: int | None, kind: str, folder: Path) -> None:
+    assert answers(folder, GOLDEN_PROMPT, prefill_chunk=chunk, activations=kind) == (GOLDEN_ANSWER, "stop")

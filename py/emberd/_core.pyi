@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import final
+from typing import Literal, final
 
 __all__ = [
     "Admit",
@@ -20,6 +20,7 @@ __all__ = [
     "Settings",
     "constraint",
     "graphs",
+    "multiplies_bytes",
     "port",
     "start",
 ]
@@ -210,7 +211,9 @@ class Settings:
         cache_bytes: int | None = None,
         kv_bytes: int | None = None,
         spin: bool | None = None,
-    ) -> Settings: ...
+        activations: Literal["float", "int8"] | None = None,
+    ) -> Settings:
+        """Raises `ValueError` for activations that are neither."""
     @property
     def threads(self) -> int | None:
         """Threads for one forward pass."""
@@ -232,6 +235,9 @@ class Settings:
     @property
     def spin(self) -> bool | None:
         """Whether idle threads of a pass wait by spinning: for ever or never."""
+    @property
+    def activations(self) -> Literal["float", "int8"] | None:
+        """What activations are where they meet weights of 4 bits."""
 
 @final
 class Port:
@@ -281,6 +287,9 @@ def start(args: Sequence[str], python: str | PathLike[str] | None = None, mlx: b
 
     `mlx` says whether MLX is the best engine on this machine.
     """
+
+def multiplies_bytes() -> bool:
+    """Whether the processor has the instructions that make 8-bit activations fast (VNNI of x86-64)."""
 
 def graphs(dtype: str) -> list[str]:
     """Where the graph of a model may be within its folder, the best place first, for weights in this form.

@@ -202,7 +202,7 @@ pub(crate) struct Settings {
 #[pymethods]
 impl Settings {
     #[new]
-    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, kv_bytes=None, spin=None))]
+    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, kv_bytes=None, spin=None, activations=None))]
     fn new(
         threads: Option<u32>,
         max_batch: Option<u32>,
@@ -211,8 +211,15 @@ impl Settings {
         cache_bytes: Option<u64>,
         kv_bytes: Option<u64>,
         spin: Option<bool>,
-    ) -> Self {
-        Self {
+        activations: Option<&str>,
+    ) -> PyResult<Self> {
+        let activations = match activations {
+            None => None,
+            Some("float") => Some(engine::Activations::Float),
+            Some("int8") => Some(engine::Activations::Int8),
+            Some(other) => return Err(PyValueError::new_err(format!("activations are '{other}'; hint: float or int8"))),
+        };
+        Ok(Self {
             settings: engine::Settings {
                 threads,
                 max_batch,
@@ -221,9 +228,10 @@ impl Settings {
                 cache_bytes,
                 kv_bytes,
                 spin,
+                activations,
                 ..engine::Settings::default()
             },
-        }
+        })
     }
 
     #[getter]
@@ -259,6 +267,11 @@ impl Settings {
     #[getter]
     fn spin(&self) -> Option<bool> {
         self.settings.spin
+    }
+
+    #[getter]
+    fn activations(&self) -> Option<&'static str> {
+        self.settings.activations.map(engine::Activations::name)
     }
 }
 

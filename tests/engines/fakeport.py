@@ -76,6 +76,7 @@ class Settings:
     prefill_chunk: int | None = None
     cache_bytes: int | None = None
     kv_bytes: int | None = None
+    activations: str | None = None
 
 
 @dataclass

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 class Folder:
     """A model folder with a cache for `slots` rows of `capacity` positions each."""
 
-    def __init__(self, path: Path, *, slots: int = 1, capacity: int = 512, threads: int = 2) -> None:
-        """Load `path`/model.onnx; the cache starts empty."""
+    def __init__(
+        self, path: Path, *, slots: int = 1, capacity: int = 512, threads: int = 2, graph: bytes | None = None
+    ) -> None:
+        """Load `path`/model.onnx, or `graph` with the weights that lie there; the cache starts empty."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path))
         self.session = onnxruntime.InferenceSession(
-            str(path / "model.onnx"), options, providers=["CPUExecutionProvider"]
+            graph or str(path / "model.onnx"), options, providers=["CPUExecutionProvider"]
         )
         self.capacity = capacity
         self.cache: dict[str, NDArray[np.float32]] = {}
