@@ -203,7 +203,7 @@ pub(crate) struct Settings {
 impl Settings {
     #[new]
     #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, kv_bytes=None, spin=None, activations=None))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments, on Python's side")]
+    #[allow(clippy::too_many_arguments)] // Named ones, in Python.
     fn new(
         threads: Option<u32>,
         max_batch: Option<u32>,
