@@ -93,10 +93,12 @@ class Side:
     """What each request says besides its texts and the length of the answer."""
 
     async def ask(self, body: Json, until: asyncio.Event | None = None) -> Answer:
-        """One request; `body` has `turns` and `tokens`. With `until` the client hangs up."""
+        """One request; `body` has `turns` and `tokens`, and `one_by_one` where nothing is to be guessed. With `until` the client hangs up."""
         turns, tokens = body["turns"], body["tokens"]
         if self.path.endswith("/responses"):
             asked = {"input": turns, "max_output_tokens": tokens}
+            if body.get("one_by_one"):  # several tokens at once, as guesses give them, have no gap between them
+                asked["extra_body"] = {"generation_mode": "ar"}
         else:
             asked = {"messages": turns, "max_tokens": tokens}
         return await streams.ask(self.address, self.path, {**self.fields, **asked}, until=until)
@@ -203,7 +205,7 @@ async def _with_arrivals(side: Side, running: list[Json], prompts: list[Json]) -
 def arrivals(side: Side, running: int, words: int, count: int, numbers: Iterator[int]) -> Figures:
     """Gaps of running answers from the sending of the first long prompt on, to the end of the last one."""
     rng = random.Random(f"arrivals {next(numbers)}")
-    bodies = [story(rng, LONGEST) for _ in range(running)]
+    bodies = [{**story(rng, LONGEST), "one_by_one": True} for _ in range(running)]
     prompts = [long_prompt(rng, words, 1) for _ in range(count)]
     answers, arrived = streams.run(partial(_with_arrivals, side, bodies, prompts))
     if not arrived:
