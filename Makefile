@@ -30,7 +30,7 @@ test-rust: $(TOOLS)/cargo-nextest
 test-python: $(VENV)/.debug
 	$(BIN)/python -m pytest --ignore=tests/clients
 
-test-clients: $(VENV)/.debug ## Drive real clients of the Responses API: SDKs, agent frameworks and Codex
+test-clients: $(VENV)/.debug ## Drive real clients: SDKs, agent frameworks and Codex
 	$(BIN)/python -m pytest tests/clients
 
 lint: $(TOOLS)/cargo-deny $(VENV)/.debug ## Check formatting, types, licences and common mistakes

@@ -1,5 +1,5 @@
 //! `GET /openapi.json`: what this door takes and gives, as an OpenAPI 3.1 document. It is made from the types that answers are written from, from those
-//! that describe requests (`responses::schema`) and from the table of errors; only what the routes are for is written here.
+//! that describe requests (`responses::schema`) and from the table of errors; what the routes are for is written here, and the outline of those in the form of other APIs.
 //!
 //! A route of [`super::routes`] has an entry in [`paths`]: a test holds the two together.
 
