@@ -31,7 +31,7 @@ import fakeport  # noqa: E402
 if importlib.util.find_spec("emberd._core") is None:
     sys.modules["emberd._core"] = fakeport
 
-from emberd import activations, loop  # noqa: E402
+from emberd import loop  # noqa: E402
 from emberd.session import SPIN_BACKOFF, SPIN_US  # noqa: E402
 
 if TYPE_CHECKING:
@@ -126,10 +126,7 @@ def bare(options: argparse.Namespace, batch: int) -> Iterator[Cost]:
         settings.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
         settings.add_session_config_entry("session.intra_op.spin_backoff_max", str(SPIN_BACKOFF))
     path = Path(options.folder)
-    graph = path / "model.onnx"
-    settings.add_session_config_entry(activations.EXTERNAL, str(graph.resolve().parent))
-    model = activations.with_bytes(graph) if activations.rounded(fakeport.Settings()) else None  # as the engine does it
-    session = ort.InferenceSession(model or str(graph), settings, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(str(path / "model.onnx"), settings, providers=["CPUExecutionProvider"])
     context = json.loads((path / "config.json").read_text())["max_position_embeddings"]
     caches = [each for each in session.get_inputs() if each.name.startswith("past_key_values.")]
     lengths = options.context + np.arange(batch)[::-1] * (1 if options.ragged else 0)

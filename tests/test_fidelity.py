@@ -93,12 +93,8 @@ def test_rounded_activations_are_one_attribute_of_each_product_and_nothing_else(
     assert _core.Settings(activations="float").activations == "float"
 
 
-def test_the_processor_decides_unless_the_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    for can in (False, True):
-        monkeypatch.setattr(_core, "multiplies_bytes", lambda can=can: can)
-        assert activations.rounded(_core.Settings()) is can
-        assert activations.rounded(_core.Settings(activations="int8")) is True
-        assert activations.rounded(_core.Settings(activations="float")) is False
+def test_activations_that_are_none_are_refused() -> None:
+    assert _core.Settings().activations is None
     with pytest.raises(ValueError, match="activations are 'int4'; hint: float or int8"):
         _core.Settings(activations="int4")  # type: ignore[arg-type]
 

@@ -142,8 +142,7 @@ def test_the_engine_runs_each_member(name: str, tmp_path: Path) -> None:
     folder = pulled(path)
     wanted = Folder(folder, capacity=CONTEXT).greedy(IDS, {257}, 16)
     doors, port = _core.port()
-    settings = _core.Settings(prefill_chunk=16, activations="float")  # as the folder is when it is run by itself
-    launch = SimpleNamespace(engine="onnx", folder=str(folder), settings=settings, port=port)
+    launch = SimpleNamespace(engine="onnx", folder=str(folder), settings=_core.Settings(prefill_chunk=16), port=port)
     thread = threading.Thread(target=loop.run, args=(launch,))
     thread.start()
     try:

@@ -20,7 +20,6 @@ __all__ = [
     "Settings",
     "constraint",
     "graphs",
-    "multiplies_bytes",
     "port",
     "start",
 ]
@@ -287,9 +286,6 @@ def start(args: Sequence[str], python: str | PathLike[str] | None = None, mlx: b
 
     `mlx` says whether MLX is the best engine on this machine.
     """
-
-def multiplies_bytes() -> bool:
-    """Whether the processor has the instructions that make 8-bit activations fast (VNNI of x86-64)."""
 
 def graphs(dtype: str) -> list[str]:
     """Where the graph of a model may be within its folder, the best place first, for weights in this form.

@@ -113,9 +113,9 @@ class BatchEngine(ABC):
             return []
         alone = len(self._running) == 1
         if (forced := self._forced()) is not None:
-            row, tokens = forced
-            steps = self._force(row)
-            self._pace.checked(tokens, alone)
+            steps = self._force(forced)
+            if self._forward.ran:
+                self._pace.checked(self._forward.ran, alone)
             return steps
         if (guess := self._guess()) is not None:
             steps = self._check(*guess)
@@ -210,8 +210,10 @@ class BatchEngine(ABC):
         if (row := request.row) is None:
             row = request.row = self._row_for(request, count)
             self._budget.hold(request, len(request.text))
-            request.cached = self._restore(request, row, request.text[: request.done]) if request.done else 0
-            request.kept = request.done = request.cached
+            kept = self._restore(request, row, request.text[: request.done]) if request.done else 0
+            if not request.waits_again:  # else it is its own, from before it made room
+                request.cached = kept
+            request.kept = request.done = kept
             self._end_lease(request)
         self._extend(request, row, count)
         if request.unread:
@@ -227,9 +229,9 @@ class BatchEngine(ABC):
                 self._forget(request)
                 return request.step([token], finish)
         rows.feed(row, token)
+        self._join(row)
         self._prompts.remove(request)
         request.row = None
-        self._join(row)
         self._running.append(request)
         return None if resumed else request.step([token], None)
 
@@ -275,13 +277,14 @@ class BatchEngine(ABC):
         self._leave(ended)
         return steps
 
-    def _forced(self) -> tuple[int, int] | None:
-        """The row of an answer of which more tokens are certain, and how many a pass over them has, where that pays and there is room."""
+    def _forced(self) -> int | None:
+        """The row of an answer of which more tokens are certain, where a pass over them pays and there is room."""
         if (row := self._forward.next(self._running)) is not None:
             request = self._running[row]
-            tokens = 1 + len(self._forward.certain(request))
+            certain = len(self._forward.certain(request))
+            tokens = 1 + min(certain, self._chunk - 1, request.max_tokens - request.made)
             if self._budget.hold(request, self._rows.length(row) + tokens):
-                return row, tokens
+                return row
         return None
 
     def _guess(self) -> tuple[int, list[int]] | None:

@@ -101,6 +101,8 @@ class FastForward:
         self._longest = longest
         self._pays = pays
         self._last = False
+        self.ran = 0
+        """Tokens of the last pass; 0 where the answer ended without one."""
 
     def next(self, running: list[Request]) -> int | None:
         """The row whose certain tokens are worth a pass now, if there is one."""
@@ -123,12 +125,13 @@ class FastForward:
         assert sampler is not None  # its first token has been drawn
         left = request.max_tokens - request.made
         made = self.certain(request)[: min(left, self._longest - 1)]
-        last, finish = request.answer[-1], None
+        last, finish, self.ran = request.answer[-1], None, 0
         for token in made:
             sampler.take(token)
             request.answer.append(token)
             finish = request.finish(token, eos)
         if finish is None:  # else nobody needs the logits after them
+            self.ran = 1 + len(made)
             rows.extend(row, [last, *made])
             token = rows.draw(row, request)
             request.answer.append(token)

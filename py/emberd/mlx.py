@@ -165,6 +165,8 @@ class MlxEngine(BatchEngine):
         needed = int(not rows.under_way)
         rows.ahead = (
             self._ahead
+            # A prompt that is read next would wait for the pass, and seem to take its time.
+            and self._next_prompt() is None
             # A pass that nobody will go on from is not started.
             and any(each.made + 1 < each.max_tokens for each in running)
             and all(each.sampling is None for each in running)
@@ -172,7 +174,7 @@ class MlxEngine(BatchEngine):
         )
         super()._make_room(needed)
 
-    def _forced(self) -> tuple[int, int] | None:
+    def _forced(self) -> int | None:
         return None if self._rows.under_way else super()._forced()
 
     def _guess(self) -> tuple[int, list[int]] | None:

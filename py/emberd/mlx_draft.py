@@ -46,7 +46,8 @@ class Draft:
         """The `count` tokens that may follow `tokens`, those of request `id` so far; none while there is much to read before."""
         if id != self._id:
             self._id, self._caches, self._known, self._guessed = id, self._model.new_caches(), 0, []
-        held = self._known + self._agreed(tokens)
+        # The last token is read in any case: what follows it is in no cache.
+        held = min(self._known + self._agreed(tokens), len(tokens) - 1)
         for cache in self._caches:
             cache.trim(self._known + max(len(self._guessed) - 1, 0) - held)
         self._known, self._guessed = min(held + self._longest, len(tokens)), []

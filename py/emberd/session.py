@@ -178,11 +178,11 @@ def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
         options.add_session_config_entry("session.intra_op.spin_backoff_max", str(SPIN_BACKOFF))
     options.log_severity_level = 4  # an error is raised as well: it need not be printed
-    model: str | bytes = str(graph)
-    if (graph.parent / _MANIFEST).is_file() and activations.rounded(settings):
-        model = activations.with_bytes(graph) or model
-        options.add_session_config_entry(activations.EXTERNAL, str(graph.resolve().parent))
     try:
+        model: str | bytes = str(graph)
+        if settings.activations == "int8" and (graph.parent / _MANIFEST).is_file():
+            model = activations.with_bytes(graph) or model
+            options.add_session_config_entry(activations.EXTERNAL, str(graph.resolve().parent))
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a different private type for each way a file can be wrong
         text = " ".join(str(error).split())

@@ -21,9 +21,9 @@ const LAUNCHES: usize = 64;
 /// What activations are where they meet weights of 4 bits, in an engine that has both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Activations {
-    /// 32-bit floats: as near to the model as its weights are.
+    /// 32-bit floats: as near to the model as its weights are. The engine's own choice.
     Float,
-    /// Rounded to 8 bits a block of 32, on the fly: faster on processors that multiply bytes ([`multiplies_bytes`]).
+    /// Rounded to 8 bits a block of 32, on the fly: faster on processors that multiply bytes (VNNI of x86-64), and further from the model.
     Int8,
 }
 
@@ -35,20 +35,6 @@ impl Activations {
             Self::Float => "float",
             Self::Int8 => "int8",
         }
-    }
-}
-
-/// Whether the processor multiplies bytes and adds the products up in one instruction (VNNI of x86-64), as the runtime's kernels for
-/// 8-bit activations use it. Says no on other architectures, where nothing has been measured.
-#[must_use]
-pub fn multiplies_bytes() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        std::arch::is_x86_feature_detected!("avx512vnni") || std::arch::is_x86_feature_detected!("avxvnni")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
     }
 }
 

@@ -22,12 +22,6 @@ pub(crate) fn start(py: Python<'_>, args: Vec<OsString>, python: Option<PathBuf>
     App { app: Mutex::new(py.detach(|| emberd::app::App::start(args, python, mlx))) }
 }
 
-/// Whether the processor has the instructions that make 8-bit activations fast (VNNI of x86-64).
-#[pyfunction]
-pub(crate) fn multiplies_bytes() -> bool {
-    emberd::engine::multiplies_bytes()
-}
-
 /// Where the graph of a model may be within its folder, the best place first, for weights in this form (`PI_TINY_DTYPE`; a name that is none is the default).
 #[pyfunction]
 pub(crate) fn graphs(dtype: &str) -> Vec<String> {

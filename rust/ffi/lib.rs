@@ -12,7 +12,7 @@ mod sampling;
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
-    use crate::app::{App, graphs, multiplies_bytes, start};
+    use crate::app::{App, graphs, start};
     #[pymodule_export]
     use crate::constraint::{Constraint, constraint};
     #[pymodule_export]

@@ -58,11 +58,6 @@ class Forget:
     snapshot: int
 
 
-def multiplies_bytes() -> bool:
-    """Of the processor nothing is known here."""
-    return False
-
-
 @dataclass(frozen=True)
 class Capabilities:
     context_length: int
