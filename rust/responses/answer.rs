@@ -69,6 +69,7 @@ struct Held {
     constraint: Option<Constraint>,
     reading: Reading,
     stop: Vec<String>,
+    salt: Arc<str>,
 }
 
 impl Held {
@@ -107,6 +108,7 @@ impl Held {
             speculation,
             reading,
             stop,
+            salt,
         } = self;
         let mut options = options(&tools, reasoning);
         if !reading.thinks() {
@@ -124,7 +126,7 @@ impl Held {
             Reading::Words => prompt.take_as_words(),
             Reading::Calls => prompt.take_as_calls(&model, &tools.signatures()),
         }
-        model.converse(place, prompt, Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false }, most_calls)
+        model.converse(place, prompt, Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false, salt }, most_calls)
     }
 }
 
@@ -166,7 +168,8 @@ impl Running {
         created_at: u64,
         thoughts: ReasoningEvents,
     ) -> Result<(Stage, Stream)> {
-        let Request { turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, truncation, seal, echo, .. } = request;
+        let Request { turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, salt, truncation, seal, echo, .. } =
+            request;
         // A grammar that cannot be used is refused before anything is taken for the request.
         let Hold { constraint, reading } = held::hold(&model, &turns, &tools, &echo).await?;
         let place = model.engine.place(Client::new())?.since(arrival.arrived);
@@ -203,6 +206,7 @@ impl Running {
             speculation,
             reading,
             stop,
+            salt,
         };
         let stage = if stream && held.surely_fits() && held.surely_taken() {
             Stage::Held(Box::new(held))

@@ -202,6 +202,31 @@ async fn what_is_sampled_and_how_far_is_the_same_in_both_forms() {
 }
 
 #[tokio::test]
+async fn requests_of_a_salt_share_what_is_kept_with_their_like_alone() {
+    let (server, told) = server().await;
+    let hello = json!([user("hi")]);
+    for (path, body) in [
+        ("/v1/responses", json!({"input": "hi"})),
+        ("/v1/chat/completions", json!({ "messages": hello })),
+        ("/v1/messages", json!({"messages": hello, "max_tokens": 5})),
+    ] {
+        for (salt, expected) in [(json!(null), ""), (json!("mine"), "mine"), (json!("theirs"), "theirs")] {
+            let mut body = body.clone();
+            body["cache_salt"] = salt;
+            let (found, _) = admitted(&server, &told, path, &body).await;
+            assert_eq!((&*found.reuse.salt, found.reuse.start_from, found.reuse.save_as), (expected, None, None), "{path}: {body}");
+        }
+        let mut body = body;
+        for wrong in [json!(""), json!(5), json!("x".repeat(257))] {
+            body["cache_salt"] = wrong;
+            let reply = server.client().await.send(post(path, body.to_string())).await;
+            let message = reply.json()["error"]["message"].to_string();
+            assert!(reply.status == 400 && message.contains("`cache_salt` must be"), "{path}: {message}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_answer_goes_on_from_a_last_message_of_the_assistants() {
     let (server, told) = server().await;
     let (plain, _) = admitted(&server, &told, "/v1/messages", &of(json!([user("a")]))).await;
