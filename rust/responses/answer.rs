@@ -23,7 +23,7 @@ use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
 
 /// A prompt of at most this many bytes is rendered where it is: that takes less time than handing it to another thread.
-const INLINE: usize = 4 * 1024;
+pub(super) const INLINE: usize = 4 * 1024;
 /// A reader for whom more pieces than this have gathered gets them as one: it is slow, and fewer events help it.
 const BACKLOG: usize = 1024;
 
@@ -76,7 +76,7 @@ impl Held {
     /// How long the prompt's text is before a template writes it, in bytes.
     fn length(&self) -> usize {
         let prefill = self.prefill.as_ref().map_or(0, String::len);
-        self.turns.iter().map(Turn::len).sum::<usize>() + prefill + self.tools.weight()
+        length(&self.turns, &self.tools) + prefill
     }
 
     /// Whether the prompt is so short that it fits the window whatever it becomes.
@@ -130,6 +130,11 @@ impl Held {
     }
 }
 
+/// How long the text of a conversation and its tools is before a template writes it, in bytes.
+pub(super) fn length(turns: &[Turn], tools: &Tools) -> usize {
+    turns.iter().map(Turn::len).sum::<usize>() + tools.weight()
+}
+
 /// Whether the roles are in the order that every chat template takes: system at most first, then user and assistant in turn, a user last. Any
 /// other may be refused, which has to be known before a stream begins.
 fn in_turn(turns: &[Turn]) -> bool {
@@ -168,10 +173,11 @@ impl Running {
         created_at: u64,
         thoughts: ReasoningEvents,
     ) -> Result<(Stage, Stream)> {
-        let Request { turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, salt, truncation, seal, echo, .. } =
-            request;
+        let Request {
+            mut turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, salt, truncation, seal, echo, ..
+        } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
-        let Hold { constraint, reading } = held::hold(&model, &turns, &tools, &echo).await?;
+        let Hold { constraint, reading } = held::hold(&model, &mut turns, &tools, &echo).await?;
         let place = model.engine.place(Client::new())?.since(arrival.arrived);
         let (mut ids, seed) = Ids::random()?;
         let sampling = model.defaults.sampling(&controls, seed);
@@ -316,9 +322,9 @@ impl Running {
 /// # Errors
 /// As [`Running::start`], but for what belongs to an answer.
 pub async fn count(model: Arc<Model>, request: Request) -> Result<usize> {
-    let Request { turns, prefill, tools, truncation, max_output_tokens, echo, .. } = request;
+    let Request { mut turns, prefill, tools, truncation, max_output_tokens, echo, .. } = request;
     let mut options = options(&tools, echo.reasoning);
-    let reading = held::hold(&model, &turns, &tools, &echo).await?.reading;
+    let reading = held::hold(&model, &mut turns, &tools, &echo).await?.reading;
     if !reading.thinks() {
         // As it is when the answer is made.
         options.enable_thinking = Some(false);

@@ -258,6 +258,9 @@ async fn a_use_that_is_asked_for_and_a_form_are_held_to() {
         (json!({"tools": tools, "tool_choice": {"type": "tool", "name": "close"}, "thinking": {"type": "adaptive"}}), true),
         (json!({"output_config": {"format": format, "effort": "low"}}), true),
         (json!({"output_format": format}), true),
+        // Where thoughts come first, how the prompt ends is looked at; a long one beside the thread that serves the sockets.
+        (json!({"output_format": format, "thinking": {"type": "adaptive"}}), true),
+        (json!({"output_format": format, "thinking": {"type": "adaptive"}, "messages": [user("long ".repeat(2000))]}), true),
     ] {
         let body = asking(more);
         let (found, _) = admitted(&server, &told, "/v1/messages", &body).await;
