@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::format::Format;
 use super::sealed::Seal;
 use super::tools::Tools;
-use super::validate::At;
+use super::validate::{At, NAME};
 use super::{controls, input, tools};
 use crate::error::{Code, Error, Result};
 use crate::json;
@@ -127,17 +127,17 @@ impl Request {
     /// # Errors
     /// `invalid_json` for what is no JSON or cannot be read, or what is wrong with the first field at fault, with its path.
     pub fn read(body: &[u8], seal: &Seal) -> Result<Self> {
-        Self::checked(&At::root(&value(body)?), seal)
+        Self::checked(&At::root(&value(body)?), seal, NAME)
     }
 
-    /// Reads what would be the body of a request.
-    pub(crate) fn checked(root: &At<'_, '_>, seal: &Seal) -> Result<Self> {
+    /// Reads what would be the body of a request. `longest`: the most characters of a function's name.
+    pub(crate) fn checked(root: &At<'_, '_>, seal: &Seal, longest: usize) -> Result<Self> {
         root.object()?;
         refuse(root)?;
         let string = |key| root.get(key).map(|at| at.string().map(str::to_owned)).transpose();
         let instructions = string("instructions")?;
         let turns = input::turns(instructions.as_deref(), root.get("input"), root, seal)?;
-        let tools::Read { tools, echo, choice } = tools::read(root)?;
+        let tools::Read { tools, echo, choice } = tools::read(root, longest)?;
         let (format, verbosity) = text(root)?;
         Ok(Self {
             model: string("model")?,

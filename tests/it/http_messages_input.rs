@@ -271,6 +271,22 @@ async fn a_use_that_is_asked_for_and_a_form_are_held_to() {
 }
 
 #[tokio::test]
+async fn names_of_tools_are_as_long_as_in_the_api() {
+    let (server, told) = server().await;
+    let name = "mcp__".to_owned() + &"a".repeat(123);
+    let tools = json!([{"name": name, "input_schema": schema()}]);
+    for choice in [json!({"type": "auto"}), json!({"type": "tool", "name": name})] {
+        let (found, _) = admitted(&server, &told, "/v1/messages", &asking(json!({"tools": tools, "tool_choice": choice}))).await;
+        let text: Vec<u8> = found.prompt.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+        assert!(String::from_utf8_lossy(&text).contains(&name));
+    }
+    // The other forms know no names of more than 64 characters.
+    let tools = json!([{"type": "function", "name": "a".repeat(65)}]);
+    let reply = server.ask(&json!({"input": "hi", "tools": tools})).await;
+    assert_eq!(reply.error(), (400, "invalid_value".into(), Some("tools[0].name".into())));
+}
+
+#[tokio::test]
 async fn what_claude_code_sends_is_taken() {
     let (server, _told) = server().await;
     let tools: Vec<Value> = (0..40)
@@ -376,6 +392,7 @@ async fn what_is_wrong_is_named_by_the_field_that_the_client_knows() {
         (asking(json!({"output_config": {"format": {"type": "json_schema", "schema": not}}})), "output_config.format.schema: "),
         (tool(json!({"input_schema": schema()})), "`tools[0].name` is required"),
         (tool(json!({"name": "a b", "input_schema": schema()})), "`tools[0].name` must be"),
+        (tool(json!({"name": "a".repeat(129), "input_schema": schema()})), "`tools[0].name` must be 1 to 128 letters"),
         (tool(json!({"name": "a"})), "`tools[0].input_schema` is required"),
         (tool(json!({"type": "function", "name": "a", "parameters": schema()})), "`tools[0].type` must be"),
         (tool(json!({"name": "a", "input_schema": not, "strict": true})), "tools[0].input_schema: "),
