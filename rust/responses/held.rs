@@ -86,7 +86,7 @@ pub(super) async fn hold(model: &Arc<Model>, turns: &mut Vec<Turn>, tools: &Tool
             Err(error.at("tools"))
         }
         Err(error) if echo.format != Format::Text => Err(echo.format.at_fault(error)),
-        Err(error) => Err(error.at("tools")),
+        Err(error) => Err(error.at_fault("tools")),
     }
 }
 
