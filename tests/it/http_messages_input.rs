@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::http_support::{Server, post, request};
 
 /// A server whose engine tells the test what it was asked, and says nothing.
-async fn server() -> (Server, Receiver<Admit>) {
+pub async fn server() -> (Server, Receiver<Admit>) {
     let (tell, told) = channel();
     let mut server = Server::absent(Options::default(), 8).await;
     server.launch_engine(move |launch| {
@@ -29,7 +29,7 @@ async fn server() -> (Server, Receiver<Admit>) {
 }
 
 /// What the engine was asked by a request to this path, and the answer.
-async fn admitted(server: &Server, told: &Receiver<Admit>, path: &str, body: &Value) -> (Admit, Value) {
+pub async fn admitted(server: &Server, told: &Receiver<Admit>, path: &str, body: &Value) -> (Admit, Value) {
     let reply = server.client().await.send(post(path, body.to_string())).await;
     assert_eq!(reply.status, 200, "{body}: {}", reply.text());
     (told.recv().unwrap(), reply.json())
@@ -250,6 +250,7 @@ async fn an_answer_goes_on_from_a_last_message_of_the_assistants() {
 async fn a_use_that_is_asked_for_and_a_form_are_held_to() {
     let (server, told) = server().await;
     let tools = json!([{"name": "weather", "input_schema": schema()}, {"name": "close", "input_schema": schema()}]);
+    let strict = json!([{"name": "weather", "input_schema": schema(), "strict": true}, {"name": "close", "input_schema": schema()}]);
     let format = json!({"type": "json_schema", "schema": schema()});
     for (more, held) in [
         (json!({"tools": tools}), false),
@@ -258,6 +259,12 @@ async fn a_use_that_is_asked_for_and_a_form_are_held_to() {
         (json!({"tools": tools, "tool_choice": {"type": "tool", "name": "close"}, "thinking": {"type": "adaptive"}}), true),
         (json!({"output_config": {"format": format, "effort": "low"}}), true),
         (json!({"output_format": format}), true),
+        // Where calling is left to the model.
+        (json!({"tools": strict}), true),
+        (json!({"tools": strict, "tool_choice": {"type": "auto"}}), true),
+        (json!({"tools": strict, "tool_choice": {"type": "auto"}, "thinking": {"type": "adaptive"}}), true),
+        (json!({"tools": tools, "tool_choice": {"type": "auto"}, "output_config": {"format": format}}), true),
+        (json!({"tools": strict, "tool_choice": {"type": "none"}}), false),
         // Where thoughts come first, how the prompt ends is looked at; a long one beside the thread that serves the sockets.
         (json!({"output_format": format, "thinking": {"type": "adaptive"}}), true),
         (json!({"output_format": format, "thinking": {"type": "adaptive"}, "messages": [user("long ".repeat(2000))]}), true),
