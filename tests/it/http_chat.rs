@@ -247,6 +247,17 @@ async fn forms_and_forced_calls_hold_the_answer() {
 }
 
 #[tokio::test]
+async fn the_text_of_a_custom_tool_streams() {
+    let server = Server::start(script(&[&call("draw", "{\"input\": \"a \\\"sun\\\"\"}")])).await;
+    let reply = ask(&server, &with(hello(), &json!({"tools": tools(), "stream": true}))).await;
+    let told = chunks(&reply);
+    let inputs = told.iter().filter_map(|chunk| chunk.pointer("/choices/0/delta/tool_calls/0/custom/input")?.as_str());
+    let inputs: Vec<&str> = inputs.filter(|input| !input.is_empty()).collect();
+    assert_eq!(inputs.concat(), "a \"sun\"");
+    assert!(inputs.len() > 1, "{inputs:?}");
+}
+
+#[tokio::test]
 async fn an_answer_in_which_calling_is_left_to_the_model_is_held_to_what_is_asked_for() {
     let (server, told) = http_messages_input::server().await;
     let schema = http_grammar::schema();
