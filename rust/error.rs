@@ -147,6 +147,12 @@ impl Error {
         self
     }
 
+    /// As [`Error::at`], where what the parameter holds is at fault; a full queue and the like are no parameter's.
+    #[must_use]
+    pub fn at_fault(self, param: impl Into<String>) -> Self {
+        if matches!(self.code, Code::InvalidValue | Code::UnsupportedParameter) { self.at(param) } else { self }
+    }
+
     /// Says what to do next.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {

@@ -292,6 +292,24 @@ def test_the_next_turn_of_a_conversation_reads_only_what_is_new(one: Server) -> 
     assert usage["prefill_input_tokens"] == usage["input_tokens"] - usage["cached_prefix_tokens"] < 40
 
 
+def test_requests_of_different_salts_share_nothing_that_is_kept(one: Server) -> None:
+    # Several blocks of it: what is shared would show in the count.
+    tale = " ".join(f"In year {year} the miller ground {year * 11 % 43} sacks of rye." for year in range(40))
+
+    def cached(salt: str | None) -> int:
+        usage = asks(one, f"{tale} {QUESTION}", tokens=4, cache_salt=salt)["usage"]
+        assert usage["input_tokens"] > 500
+        count: int = usage["input_tokens_details"]["cached_tokens"]
+        return count
+
+    assert cached("one") == 0
+    assert cached("two") == 0
+    assert cached("one") > 500
+    assert cached("two") > 500
+    # One without a salt finds the system text of its like at most.
+    assert cached(None) < 40
+
+
 def test_answers_are_those_of_a_server_that_keeps_nothing(one: Server, model_home: Path, model: str) -> None:
     with server("--model", model, "--cache-bytes", "0", engine="auto", home=model_home) as cold:
         for question in (QUESTION, "What is the capital of Italy?"):

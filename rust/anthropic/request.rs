@@ -31,6 +31,8 @@ const SAME: [&str; 14] = [
 ];
 /// The fewest tokens for thinking that the API knows.
 const LEAST_BUDGET: i64 = 1024;
+/// The longest name of a tool: the API takes longer ones than others do, and those of MCP servers are.
+const NAME: usize = 128;
 /// How hard a model thinks that is told to think and not how hard.
 const EFFORT: &str = "medium";
 /// No thoughts at all.
@@ -105,7 +107,7 @@ fn read(root: &At<'_, '_>) -> Result<Request> {
     // The turns take its place.
     fields.insert("input".to_owned(), Value::from(""));
     let fields = Value::Object(fields);
-    let mut asked = responses::Request::checked(&At::root(&fields), &responses::Seal::default())?;
+    let mut asked = responses::Request::checked(&At::root(&fields), &responses::Seal::default(), NAME)?;
     asked.turns = conversation.turns;
     asked.prefill = conversation.prefill;
     Ok(Request { asked, stream })
@@ -160,7 +162,7 @@ fn tool(at: &At<'_, '_>) -> Result<Value> {
     at.object()?;
     match at.get("type").map(|kind| kind.string()).transpose()? {
         None | Some("custom") => {
-            let name = at.need("name")?.name()?;
+            let name = at.need("name")?.name_of(NAME)?;
             let described = at.get("description").map(|field| field.string()).transpose()?;
             let strict = flag(at, "strict")?;
             let schema = at.need("input_schema")?.object()?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{messages, tools};
 use crate::error::{Error, Result};
 use crate::models::Controls;
-use crate::responses::request::{Echo, Reasoning, Truncation, effort, flag, indifferent, metadata, stop, value, verbosity, whole};
+use crate::responses::request::{Echo, Reasoning, Truncation, effort, flag, indifferent, metadata, salt, stop, value, verbosity, whole};
 use crate::responses::validate::At;
 use crate::responses::{Format, Request, controls};
 
@@ -44,6 +44,7 @@ pub fn read(body: &[u8]) -> Result<(Request, Wanted)> {
         controls: Controls { top_logprobs, ..controls::sampling(&root)? },
         speculation: controls::speculation(&root),
         stop: stop(&root)?,
+        salt: salt(&root)?,
         prefill: None,
         truncation: Truncation::Disabled,
         seal: None,

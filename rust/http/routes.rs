@@ -127,8 +127,19 @@ pub(crate) async fn answer(app: &App, local: Local, request: Request<Incoming>) 
     }
     let route = Resource::at(parts.uri.path()).map_or(NOWHERE, |resource| resource.template());
     app.answered.count(route, response.status().as_u16());
+    named(response, parts.uri.path(), id)
+}
+
+/// What is told where the answer to a request to this path came to a panic.
+pub(super) fn fault(path: &str, id: String) -> Response<Body> {
+    let error = Error::new(Code::ServerError, "a fault in the server").hint("the server's log says more");
+    named(refused(path, &error, &id), path, id)
+}
+
+/// The response with the request's name, for the logs of both sides.
+fn named(mut response: Response<Body>, path: &str, id: String) -> Response<Body> {
     if let Ok(id) = HeaderValue::try_from(id) {
-        if messages::has(parts.uri.path()) {
+        if messages::has(path) {
             response.headers_mut().insert(messages::REQUEST_ID, id.clone());
         }
         response.headers_mut().insert(REQUEST_ID, id);

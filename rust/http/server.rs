@@ -27,10 +27,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::metrics::Answered;
-use super::outbound::{self, Body};
+use super::outbound::Body;
 use super::patient::Patient;
 use super::{Options, routes};
-use crate::error::{Code, Error};
 use crate::models::Models;
 use crate::responses::now;
 
@@ -211,7 +210,13 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, local
     let stream = Patient::new(stream, app.options.write_timeout);
     let service = service_fn(move |request: Request<Incoming>| {
         let app = Arc::clone(&app);
-        async move { Ok::<_, Infallible>(guarded(routes::answer(&app, local, request)).await) }
+        async move {
+            Ok::<_, Infallible>({
+                let uri = request.uri().clone();
+                let fault = || routes::fault(uri.path(), app.request_id());
+                guarded(routes::answer(&app, local, request), fault).await
+            })
+        }
     });
     let mut connection = pin!(
         http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(header_timeout).serve_connection(TokioIo::new(stream), service)
@@ -229,13 +234,13 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, local
     }
 }
 
-/// A panic while a request is answered is that request's failure alone.
-async fn guarded(answer: impl Future<Output = Response<Body>>) -> Response<Body> {
+/// A panic while a request is answered is that request's failure alone, told by `fault`.
+async fn guarded(answer: impl Future<Output = Response<Body>>, fault: impl Fn() -> Response<Body>) -> Response<Body> {
     let mut answer = pin!(answer);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(cx))) {
         Ok(poll) => poll,
         // The panic's own message has gone to the log through the hook.
-        Err(_) => Poll::Ready(outbound::error(&Error::new(Code::ServerError, "a fault in the server").hint("the server's log says more"))),
+        Err(_) => Poll::Ready(fault()),
     })
     .await
 }
@@ -246,7 +251,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_an_answer_of_its_own() {
-        let response = guarded(async { panic!("a test's panic") }).await;
-        assert_eq!(response.status(), 500);
+        for (path, form) in [
+            ("/v1/responses", "{\"error\":{"),
+            ("/v1/messages", "{\"type\":\"error\","),
+            ("/v1/messages/count_tokens", "{\"type\":\"error\","),
+        ] {
+            let response = guarded(async { panic!("a test's panic") }, || routes::fault(path, "req_1".to_owned())).await;
+            assert_eq!((response.status().as_u16(), response.headers()["x-request-id"].to_str().unwrap()), (500, "req_1"));
+            assert_eq!(response.headers().contains_key("request-id"), path.starts_with("/v1/messages"));
+            let Body::Whole(Some(body)) = response.body() else { panic!("no body") };
+            let body = String::from_utf8_lossy(body);
+            assert!(body.starts_with(form) && body.contains("(hint: the server's log says more)"), "{body}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::{AbortHandle, JoinError};
 
 use crate::engine::port::{Capabilities, Engine, Phase};
-use crate::engine::{Client, Constraint, Launcher, Place, Request, Sampling, Settings, host};
+use crate::engine::{Client, Constraint, Launcher, Place, Request, Reuse, Sampling, Settings, host};
 use crate::error::{Code, Error, Result};
 use crate::grammar::{Compiler, Grammar};
 use crate::metrics::{Door, Flight, Meters};
@@ -389,6 +389,8 @@ pub struct Ask {
     pub stop: Vec<String>,
     /// Whether the stop string itself is part of the answer.
     pub include_stop: bool,
+    /// What is kept of prompts and answers is shared by requests of the same salt alone.
+    pub salt: Arc<str>,
 }
 
 impl Model {
@@ -482,8 +484,9 @@ impl Model {
     /// # Errors
     /// As [`Place::submit`].
     pub fn answer_at(&self, place: Place, prompt: Vec<u32>, ask: Ask) -> Result<Answer> {
-        let Ask { max_tokens, sampling, constraint, speculation, stop, include_stop } = ask;
-        let generation = place.submit(Request { prompt, max_tokens, sampling, constraint, speculation, ..Request::default() })?;
+        let Ask { max_tokens, sampling, constraint, speculation, stop, include_stop, salt } = ask;
+        let reuse = Reuse { salt, ..Reuse::default() };
+        let generation = place.submit(Request { prompt, max_tokens, sampling, constraint, speculation, reuse })?;
         Ok(Answer::new(generation, self.prompter.tokenizer(), stop, include_stop))
     }
 

@@ -23,7 +23,7 @@ use crate::models::{Answer, Ask, Ending, Model, Pieces, PromptOptions, beside};
 use crate::prompt::{Role, Turn};
 
 /// A prompt of at most this many bytes is rendered where it is: that takes less time than handing it to another thread.
-const INLINE: usize = 4 * 1024;
+pub(super) const INLINE: usize = 4 * 1024;
 /// A reader for whom more pieces than this have gathered gets them as one: it is slow, and fewer events help it.
 const BACKLOG: usize = 1024;
 
@@ -69,13 +69,14 @@ struct Held {
     constraint: Option<Constraint>,
     reading: Reading,
     stop: Vec<String>,
+    salt: Arc<str>,
 }
 
 impl Held {
     /// How long the prompt's text is before a template writes it, in bytes.
     fn length(&self) -> usize {
         let prefill = self.prefill.as_ref().map_or(0, String::len);
-        self.turns.iter().map(Turn::len).sum::<usize>() + prefill + self.tools.weight()
+        length(&self.turns, &self.tools) + prefill
     }
 
     /// Whether the prompt is so short that it fits the window whatever it becomes.
@@ -107,6 +108,7 @@ impl Held {
             speculation,
             reading,
             stop,
+            salt,
         } = self;
         let mut options = options(&tools, reasoning);
         if !reading.thinks() {
@@ -124,8 +126,13 @@ impl Held {
             Reading::Words => prompt.take_as_words(),
             Reading::Calls => prompt.take_as_calls(&model, &tools.signatures()),
         }
-        model.converse(place, prompt, Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false }, most_calls)
+        model.converse(place, prompt, Ask { max_tokens, sampling, constraint, speculation, stop, include_stop: false, salt }, most_calls)
     }
+}
+
+/// How long the text of a conversation and its tools is before a template writes it, in bytes.
+pub(super) fn length(turns: &[Turn], tools: &Tools) -> usize {
+    turns.iter().map(Turn::len).sum::<usize>() + tools.weight()
 }
 
 /// Whether the roles are in the order that every chat template takes: system at most first, then user and assistant in turn, a user last. Any
@@ -166,9 +173,11 @@ impl Running {
         created_at: u64,
         thoughts: ReasoningEvents,
     ) -> Result<(Stage, Stream)> {
-        let Request { turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, truncation, seal, echo, .. } = request;
+        let Request {
+            mut turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, salt, truncation, seal, echo, ..
+        } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
-        let Hold { constraint, reading } = held::hold(&model, &turns, &tools, &echo).await?;
+        let Hold { constraint, reading } = held::hold(&model, &mut turns, &tools, &echo).await?;
         let place = model.engine.place(Client::new())?.since(arrival.arrived);
         let (mut ids, seed) = Ids::random()?;
         let sampling = model.defaults.sampling(&controls, seed);
@@ -203,6 +212,7 @@ impl Running {
             speculation,
             reading,
             stop,
+            salt,
         };
         let stage = if stream && held.surely_fits() && held.surely_taken() {
             Stage::Held(Box::new(held))
@@ -312,9 +322,9 @@ impl Running {
 /// # Errors
 /// As [`Running::start`], but for what belongs to an answer.
 pub async fn count(model: Arc<Model>, request: Request) -> Result<usize> {
-    let Request { turns, prefill, tools, truncation, max_output_tokens, echo, .. } = request;
+    let Request { mut turns, prefill, tools, truncation, max_output_tokens, echo, .. } = request;
     let mut options = options(&tools, echo.reasoning);
-    let reading = held::hold(&model, &turns, &tools, &echo).await?.reading;
+    let reading = held::hold(&model, &mut turns, &tools, &echo).await?.reading;
     if !reading.thinks() {
         // As it is when the answer is made.
         options.enable_thinking = Some(false);

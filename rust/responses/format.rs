@@ -87,10 +87,27 @@ impl Format {
         if error.code == Code::UnsupportedParameter {
             return error.at("text.format.type");
         }
-        match self {
-            Self::JsonSchema { .. } => error.at("text.format.schema"),
-            Self::Grammar { .. } => error.at("text.format.definition"),
-            Self::Text | Self::JsonObject => error.at("text.format"),
+        error.at_fault(match self {
+            Self::JsonSchema { .. } => "text.format.schema",
+            Self::Grammar { .. } => "text.format.definition",
+            Self::Text | Self::JsonObject => "text.format",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_named_where_it_is_at_fault() {
+        for (code, param) in [
+            (Code::InvalidValue, Some("text.format")),
+            (Code::UnsupportedParameter, Some("text.format.type")),
+            (Code::QueueFull, None),
+            (Code::ServerError, None),
+        ] {
+            assert_eq!(Format::JsonObject.at_fault(Error::new(code, "went wrong")).param.as_deref(), param, "{code:?}");
         }
     }
 }

@@ -3,9 +3,11 @@
 //! A call that has to be made goes before a form for words: some clients send both, meaning the same. Where calling is left to the model, a grammar is asked for by
 //! a `strict` tool, by a form beside tools, and by a choice that leaves tools out; else the answer is free, which costs nothing. The grammar itself is written in `grammar`.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
-use super::answer::options;
+use super::answer::{INLINE, length, options};
 use super::format::Format;
 use super::request::Echo;
 use super::strict;
@@ -13,7 +15,7 @@ use super::tools::Tools;
 use crate::engine::Constraint;
 use crate::error::{Code, Result};
 use crate::grammar::{Calls, Grammar, Tag, Thoughts, Whole};
-use crate::models::Model;
+use crate::models::{Model, beside};
 use crate::prompt::Turn;
 use crate::text::{self, Written};
 
@@ -45,12 +47,12 @@ pub(super) struct Hold {
     pub(super) reading: Reading,
 }
 
-/// Finds out what the answer is held to.
+/// Finds out what the answer is held to. The turns may be lent to another thread meanwhile; after an error they can be gone.
 ///
 /// # Errors
 /// `invalid_value` for a schema or a grammar that cannot be used, with where it stands; `unsupported_parameter` where the model cannot be held to it;
-/// `queue_full` as [`Model::constraint`].
-pub(super) async fn hold(model: &Model, turns: &[Turn], tools: &Tools, echo: &Echo) -> Result<Hold> {
+/// `queue_full` as [`Model::constraint`]; `server_error` as [`beside`].
+pub(super) async fn hold(model: &Arc<Model>, turns: &mut Vec<Turn>, tools: &Tools, echo: &Echo) -> Result<Hold> {
     if let Some(grammar) = tools.grammar(echo.parallel_tool_calls) {
         let constraint = strict::forced(model, tools, grammar).await?;
         return Ok(Hold { constraint: Some(constraint), reading: Reading::Calls });
@@ -70,7 +72,7 @@ pub(super) async fn hold(model: &Model, turns: &[Turn], tools: &Tools, echo: &Ec
     // Where thinking is off an answer of a form has none; free words may begin like a thought all the same, and are then read as one.
     let thinks = form.is_none() || echo.reasoning.thinking() != Some(false);
     let whole = Whole {
-        thoughts: thinks.then(|| thoughts(model, format, turns, tools, echo)).flatten(),
+        thoughts: if thinks { thoughts(model, format, turns, tools, echo).await? } else { None },
         form: form.map(Box::new),
         calls: calls.then(|| self::calls(tools, format, !echo.parallel_tool_calls)),
         channels: format.family.written().channel,
@@ -84,7 +86,7 @@ pub(super) async fn hold(model: &Model, turns: &[Turn], tools: &Tools, echo: &Ec
             Err(error.at("tools"))
         }
         Err(error) if echo.format != Format::Text => Err(echo.format.at_fault(error)),
-        Err(error) => Err(error.at("tools")),
+        Err(error) => Err(error.at_fault("tools")),
     }
 }
 
@@ -95,11 +97,20 @@ async fn at_fault(model: &Model, format: &Format) -> Result<()> {
 }
 
 /// How thoughts are marked, and whether the prompt begins one.
-fn thoughts(model: &Model, format: text::Format, turns: &[Turn], tools: &Tools, echo: &Echo) -> Option<Thoughts> {
-    let tags = format.tags?;
+async fn thoughts(model: &Arc<Model>, format: text::Format, turns: &mut Vec<Turn>, tools: &Tools, echo: &Echo) -> Result<Option<Thoughts>> {
+    let Some(tags) = format.tags else { return Ok(None) };
+    let options = options(tools, echo.reasoning);
     // A conversation that the template refuses is refused when its prompt is made.
-    let inside = model.text(turns, &options(tools, echo.reasoning)).is_ok_and(|text| tags.inside(&text));
-    Some(Thoughts { open: tags.open.into(), close: tags.close.into(), inside })
+    let inside = move |model: &Model, turns: &[Turn]| model.text(turns, &options).is_ok_and(|text| tags.inside(&text));
+    let inside = if length(turns, tools) <= INLINE {
+        inside(model, turns)
+    } else {
+        let (model, lent) = (Arc::clone(model), std::mem::take(turns));
+        let (inside, back) = beside(move || Ok((inside(&model, &lent), lent))).await?;
+        *turns = back;
+        inside
+    };
+    Ok(Some(Thoughts { open: tags.open.into(), close: tags.close.into(), inside }))
 }
 
 /// The calls that there may be, as the family writes them. A tool that is not strict is given any object.

@@ -2,10 +2,11 @@
 //!
 //! In the order a request meets them: [`request`] reads and checks it (with `validate`, `input` for its conversation, `file` for files in it, [`sealed`] for thoughts that come back, `tools`, `controls` for its sampling and [`format`] for its form), [`answer`]
 //! (with `held` for what it is held to, `strict` for the schemas of tools, and `truncate` for conversations that are too long)
-//! gets it an answer, [`stream`] turns what it says into [`event`]s, [`item`]s and the [`object`]; `told` is what clients hear of an error.
+//! gets it an answer, [`stream`] (with `custom` for the texts of custom tools) turns what it says into [`event`]s, [`item`]s and the [`object`]; `told` is what clients hear of an error.
 
 pub mod answer;
 pub(crate) mod controls;
+mod custom;
 pub mod event;
 mod file;
 pub mod format;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::format::Format;
 use super::sealed::Seal;
 use super::tools::Tools;
-use super::validate::At;
+use super::validate::{At, NAME};
 use super::{controls, input, tools};
 use crate::error::{Code, Error, Result};
 use crate::json;
@@ -56,6 +56,8 @@ pub struct Request {
     pub speculation: Option<u32>,
     /// Texts that end the answer, without being part of it.
     pub stop: Vec<String>,
+    /// What is kept of prompts is shared by requests of the same salt alone; the empty one stands for none.
+    pub salt: Arc<str>,
     /// Whether the oldest turns may be left out when the prompt does not fit.
     pub truncation: Truncation,
     /// What seals the thoughts of the answer, where the client asks for that.
@@ -125,17 +127,17 @@ impl Request {
     /// # Errors
     /// `invalid_json` for what is no JSON or cannot be read, or what is wrong with the first field at fault, with its path.
     pub fn read(body: &[u8], seal: &Seal) -> Result<Self> {
-        Self::checked(&At::root(&value(body)?), seal)
+        Self::checked(&At::root(&value(body)?), seal, NAME)
     }
 
-    /// Reads what would be the body of a request.
-    pub(crate) fn checked(root: &At<'_, '_>, seal: &Seal) -> Result<Self> {
+    /// Reads what would be the body of a request. `longest`: the most characters of a function's name.
+    pub(crate) fn checked(root: &At<'_, '_>, seal: &Seal, longest: usize) -> Result<Self> {
         root.object()?;
         refuse(root)?;
         let string = |key| root.get(key).map(|at| at.string().map(str::to_owned)).transpose();
         let instructions = string("instructions")?;
         let turns = input::turns(instructions.as_deref(), root.get("input"), root, seal)?;
-        let tools::Read { tools, echo, choice } = tools::read(root)?;
+        let tools::Read { tools, echo, choice } = tools::read(root, longest)?;
         let (format, verbosity) = text(root)?;
         Ok(Self {
             model: string("model")?,
@@ -147,6 +149,7 @@ impl Request {
             controls: controls::read(root)?,
             speculation: controls::speculation(root),
             stop: stop(root)?,
+            salt: salt(root)?,
             truncation: match root.get("truncation") {
                 Some(at) => at.one_of(&[("auto", Truncation::Auto), ("disabled", Truncation::Disabled)])?,
                 None => Truncation::Disabled,
@@ -238,13 +241,17 @@ pub(crate) fn indifferent(root: &At<'_, '_>) -> Result<()> {
         at.object()?;
         flag(&at, "include_obfuscation")?;
     }
-    if let Some(at) = root.get("cache_salt") {
-        let salt = at.string()?;
-        if salt.is_empty() || salt.len() > SALT {
-            return Err(at.wrong(format_args!("a string of 1 to {SALT} bytes")));
-        }
-    }
     Ok(())
+}
+
+/// What sets requests apart in what is kept of prompts; the empty salt where they say nothing.
+pub(crate) fn salt(root: &At<'_, '_>) -> Result<Arc<str>> {
+    let Some(at) = root.get("cache_salt") else { return Ok(Arc::default()) };
+    let salt = at.string()?;
+    if salt.is_empty() || salt.len() > SALT {
+        return Err(at.wrong(format_args!("a string of 1 to {SALT} bytes")));
+    }
+    Ok(salt.into())
 }
 
 fn include(root: &At<'_, '_>) -> Result<()> {

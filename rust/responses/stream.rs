@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
-
+use super::custom::Arguments;
 use super::event::{Event, Sink};
 use super::ids::Ids;
 use super::item::{CustomToolCall, FunctionCall, Item, ItemStatus, Message, Part, Reasoning, Text, Thoughts};
@@ -20,8 +19,6 @@ use crate::text::Kind;
 
 /// The only part of an item.
 const INDEX: usize = 0;
-/// The longest escape of JSON, in characters: a pair of surrogates.
-const ESCAPE: usize = 12;
 
 /// How thoughts go out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -46,7 +43,7 @@ pub struct Stream {
     /// Whether the last item may still grow.
     open: bool,
     /// The arguments of a call of a tool that takes a text, which is in them.
-    arguments: String,
+    arguments: Arguments,
     over: bool,
 }
 
@@ -55,7 +52,7 @@ impl Stream {
     #[must_use]
     pub fn new(response: impl Into<Response>, ids: Ids, thoughts: ReasoningEvents, tools: Arc<Tools>) -> Self {
         let response = response.into();
-        Self { response, ids, thoughts, seal: None, tools, next: 0, open: false, arguments: String::new(), over: false }
+        Self { response, ids, thoughts, seal: None, tools, next: 0, open: false, arguments: Arguments::default(), over: false }
     }
 
     /// The same, whose thoughts are sealed besides.
@@ -130,7 +127,7 @@ impl Stream {
         let (name, namespace, custom) = self.tools.named(flat);
         let (name, namespace) = (name.to_owned(), namespace.map(str::to_owned));
         let status = ItemStatus::InProgress;
-        self.arguments.clear();
+        self.arguments = Arguments::default();
         self.add(
             if custom {
                 Item::CustomToolCall(CustomToolCall { id: format!("ctc_{id}"), status, call_id, name, namespace, input: String::new() })
@@ -151,8 +148,15 @@ impl Stream {
                 call.arguments.push_str(delta);
                 sink.event(Event::ArgumentsDelta { sequence_number, item_id: &call.id, output_index, delta });
             }
-            // What its text is, is known when the arguments are whole.
-            Some(Item::CustomToolCall(_)) => self.arguments.push_str(delta),
+            Some(Item::CustomToolCall(call)) => {
+                let told = call.input.len();
+                self.arguments.more(delta, &mut call.input);
+                if let Some(delta) = call.input.get(told..).filter(|delta| !delta.is_empty()) {
+                    let sequence_number = self.next;
+                    self.next += 1;
+                    sink.event(Event::InputDelta { sequence_number, item_id: &call.id, output_index, delta });
+                }
+            }
             _ => {}
         }
     }
@@ -288,8 +292,12 @@ impl Stream {
         };
         let Some(item) = self.response.output.last_mut() else { return };
         item.settle(status);
+        let mut told = 0;
         match item {
-            Item::CustomToolCall(call) => call.input = input(&self.arguments),
+            Item::CustomToolCall(call) => {
+                told = call.input.len();
+                self.arguments.end(&mut call.input);
+            }
             Item::Reasoning(thoughts) => thoughts.encrypted_content = sealed(self.seal.as_ref(), thoughts.text()),
             _ => {}
         }
@@ -323,8 +331,8 @@ impl Stream {
                 sink.event(Event::ArgumentsDone { sequence_number: number(), item_id, output_index, name, arguments });
             }
             Item::CustomToolCall(CustomToolCall { input, .. }) => {
-                if !input.is_empty() {
-                    sink.event(Event::InputDelta { sequence_number: number(), item_id, output_index, delta: input });
+                if let Some(delta) = input.get(told..).filter(|delta| !delta.is_empty()) {
+                    sink.event(Event::InputDelta { sequence_number: number(), item_id, output_index, delta });
                 }
                 sink.event(Event::InputDone { sequence_number: number(), item_id, output_index, input });
             }
@@ -347,30 +355,4 @@ impl Stream {
 /// Thoughts, sealed where that was asked for. Where it cannot be done the client has them unsealed alone, and the log says so.
 fn sealed(seal: Option<&Seal>, text: &str) -> Option<String> {
     seal?.seal(text).inspect_err(log).ok()
-}
-
-/// The text that the arguments of a call hold; where they are of another form, they are the text themselves. Of arguments that are cut short, as
-/// much of the text as has come.
-fn input(arguments: &str) -> String {
-    match serde_json::from_str::<Value>(arguments) {
-        Ok(value) => value.get(super::tools::INPUT).and_then(Value::as_str).unwrap_or(arguments).to_owned(),
-        Err(_) if arguments.trim_start().starts_with('{') => begun(arguments).unwrap_or_default(),
-        Err(_) => arguments.to_owned(),
-    }
-}
-
-/// The text of arguments that end somewhere in it: `{"input": "abc`. `None` where it has not begun.
-fn begun(arguments: &str) -> Option<String> {
-    let key = arguments.trim_start().strip_prefix('{')?.trim_start().strip_prefix('"')?.strip_prefix(super::tools::INPUT)?;
-    let value = key.strip_prefix('"')?.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
-    let mut escaped = false;
-    let end = value.bytes().position(|byte| {
-        let ends = byte == b'"' && !escaped;
-        escaped = byte == b'\\' && !escaped;
-        ends
-    });
-    let value = value.get(..end.unwrap_or(value.len()))?;
-    // The last escape may be cut.
-    let ends = value.char_indices().rev().map(|(at, _)| at).take(ESCAPE);
-    std::iter::once(value.len()).chain(ends).find_map(|end| serde_json::from_str(&format!("\"{}\"", value.get(..end)?)).ok())
 }

@@ -19,7 +19,7 @@ pub(super) async fn forced(model: &Model, tools: &Tools, grammar: Grammar) -> Re
             Err(error.at("tools"))
         }
         Err(error) if error.code == Code::UnsupportedParameter => Err(error.at("tool_choice")),
-        Err(error) => Err(error.at("tools")),
+        Err(error) => Err(error),
     }
 }
 
@@ -29,7 +29,7 @@ pub(super) async fn forced(model: &Model, tools: &Tools, grammar: Grammar) -> Re
 /// `invalid_value` at the parameters of the first tool whose schema cannot be used.
 pub(super) async fn at_fault(model: &Model, tools: &Tools) -> Result<()> {
     for (path, schema) in tools.schemas() {
-        model.constraint(schema).await.map_err(|error| error.at(path))?;
+        model.constraint(schema).await.map_err(|error| error.at_fault(path))?;
     }
     Ok(())
 }

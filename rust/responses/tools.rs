@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::validate::At;
+use super::validate::{At, NAME};
 use crate::error::{Code, Error, Result};
 use crate::grammar::{Grammar, Tag, Tagged};
 use crate::prompt::definition;
@@ -133,8 +133,13 @@ impl Tools {
 
     /// Adds the tool that is described here: a function, or a custom one.
     pub(crate) fn add(&mut self, at: &At<'_, '_>, namespace: Option<&str>, custom: bool) -> Result<()> {
+        self.add_of(NAME, at, namespace, custom)
+    }
+
+    /// As [`Tools::add`], where names have at most this many characters.
+    fn add_of(&mut self, most: usize, at: &At<'_, '_>, namespace: Option<&str>, custom: bool) -> Result<()> {
         let name = at.need("name")?;
-        let name = name.name()?;
+        let name = name.name_of(most)?;
         let described = at.get("description").map(|at| at.string()).transpose()?.unwrap_or_default();
         let (description, parameters, strict) = if custom {
             let schema = json!({"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]});
@@ -191,8 +196,8 @@ impl Tools {
     }
 }
 
-/// Reads the tools and the choice among them.
-pub(super) fn read(root: &At<'_, '_>) -> Result<Read> {
+/// Reads the tools and the choice among them. Functions have names of at most `longest` characters.
+pub(super) fn read(root: &At<'_, '_>, longest: usize) -> Result<Read> {
     let mut tools = Tools::default();
     let mut echo = Vec::new();
     if let Some(list) = root.get("tools") {
@@ -200,7 +205,7 @@ pub(super) fn read(root: &At<'_, '_>) -> Result<Read> {
             let mut kept = at.object()?.clone();
             match at.need("type")?.string()? {
                 "function" => {
-                    tools.add(&at, None, false)?;
+                    tools.add_of(longest, &at, None, false)?;
                     for key in ["description", "parameters", "strict"] {
                         kept.entry(key).or_insert(Value::Null);
                     }

@@ -12,7 +12,7 @@ use crate::error::{Code, Error, Result};
 /// A message shows this many characters of what came; a value may be a whole book.
 const SHOWN: usize = 48;
 /// The longest name that a client may give, in characters.
-const NAME: usize = 64;
+pub(crate) const NAME: usize = 64;
 
 /// Decimal numbers from here on are whole.
 const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
@@ -88,10 +88,18 @@ impl<'v> At<'v, '_> {
     /// # Errors
     /// `invalid_type` where it is no string, `invalid_value` where it is empty, too long, or holds anything but ASCII letters, digits, `_` and `-`.
     pub(crate) fn name(&self) -> Result<&'v str> {
+        self.name_of(NAME)
+    }
+
+    /// As [`At::name`], of at most this many characters.
+    ///
+    /// # Errors
+    /// As [`At::name`].
+    pub(crate) fn name_of(&self, most: usize) -> Result<&'v str> {
         let name = self.string()?;
         let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
-        if name.is_empty() || name.len() > NAME || !plain {
-            return Err(self.wrong(format_args!("1 to {NAME} letters, digits, underscores or dashes")));
+        if name.is_empty() || name.len() > most || !plain {
+            return Err(self.wrong(format_args!("1 to {most} letters, digits, underscores or dashes")));
         }
         Ok(name)
     }

@@ -156,7 +156,7 @@ impl Task {
         let max_tokens = chat.max_new_tokens.min(model.room(prompt.len())?);
         let stop = chat.stop.into_iter().collect();
         let sampling = model.defaults.greedy();
-        let ask = Ask { max_tokens, sampling, constraint: None, speculation: None, stop, include_stop: true };
+        let ask = Ask { max_tokens, sampling, constraint: None, speculation: None, stop, include_stop: true, salt: Arc::default() };
         let mut answer = model.answer_at(model.engine.place(self.client)?.since(asked), prompt, ask)?;
         let (text, ending) = answer.rest().await?;
         tracing::debug!(prompt = answer.prompt_tokens(), tokens = answer.tokens(), ?ending, "answered");

@@ -113,7 +113,15 @@ async fn an_engine_that_died_is_loaded_anew_by_the_next_request() {
     let (next, launches) = launch(launches).await;
     run(next, Mock { fault: Fault::EndAfter(0), ..Mock::default() });
     let model = loading.model().await.unwrap();
-    let ask = emberd::models::Ask { max_tokens: 4, sampling: None, constraint: None, speculation: None, stop: vec![], include_stop: false };
+    let ask = emberd::models::Ask {
+        max_tokens: 4,
+        sampling: None,
+        constraint: None,
+        speculation: None,
+        stop: vec![],
+        include_stop: false,
+        salt: Arc::default(),
+    };
     let error = model.answer(Client::new(), vec![1], ask.clone()).unwrap().rest().await.unwrap_err();
     assert_eq!(error.code, Code::EngineFailed);
     assert_eq!(hosted.state(), State::Failed(error));

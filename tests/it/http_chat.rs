@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::completions_stream::{choice, sum};
 use crate::http_grammar;
+use crate::http_messages_input;
 use crate::http_support::{MODEL, Reply, Server, post, request};
 
 pub const PATH: &str = "/v1/chat/completions";
@@ -242,6 +243,38 @@ async fn forms_and_forced_calls_hold_the_answer() {
         (json!({"tools": function, "tool_choice": "required"}), "tool_choice"),
     ] {
         assert_eq!(ask(&server, &with(hello(), &more)).await.error(), (400, "unsupported_parameter".into(), Some(param.into())));
+    }
+}
+
+#[tokio::test]
+async fn the_text_of_a_custom_tool_streams() {
+    let server = Server::start(script(&[&call("draw", "{\"input\": \"a \\\"sun\\\"\"}")])).await;
+    let reply = ask(&server, &with(hello(), &json!({"tools": tools(), "stream": true}))).await;
+    let told = chunks(&reply);
+    let inputs = told.iter().filter_map(|chunk| chunk.pointer("/choices/0/delta/tool_calls/0/custom/input")?.as_str());
+    let inputs: Vec<&str> = inputs.filter(|input| !input.is_empty()).collect();
+    assert_eq!(inputs.concat(), "a \"sun\"");
+    assert!(inputs.len() > 1, "{inputs:?}");
+}
+
+#[tokio::test]
+async fn an_answer_in_which_calling_is_left_to_the_model_is_held_to_what_is_asked_for() {
+    let (server, told) = http_messages_input::server().await;
+    let schema = http_grammar::schema();
+    let function = |strict: bool| json!([{"type": "function", "function": {"name": "set", "parameters": schema, "strict": strict}}]);
+    let form = json!({"type": "json_schema", "json_schema": {"name": "switch", "schema": schema}});
+    for (more, held) in [
+        (json!({"tools": function(false)}), false),
+        (json!({"tools": function(false), "tool_choice": "auto"}), false),
+        (json!({"tools": function(true)}), true),
+        (json!({"tools": function(true), "tool_choice": "auto"}), true),
+        (json!({"tools": function(true), "tool_choice": "none"}), false),
+        (json!({"tools": function(false), "tool_choice": "auto", "response_format": form}), true),
+        (json!({"tools": function(false), "response_format": {"type": "json_object"}}), true),
+    ] {
+        let body = with(hello(), &more);
+        let (found, _) = http_messages_input::admitted(&server, &told, PATH, &body).await;
+        assert_eq!(found.constraint.is_some(), held, "{body}");
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::http_support::{Server, post, request};
 
 /// A server whose engine tells the test what it was asked, and says nothing.
-async fn server() -> (Server, Receiver<Admit>) {
+pub async fn server() -> (Server, Receiver<Admit>) {
     let (tell, told) = channel();
     let mut server = Server::absent(Options::default(), 8).await;
     server.launch_engine(move |launch| {
@@ -29,7 +29,7 @@ async fn server() -> (Server, Receiver<Admit>) {
 }
 
 /// What the engine was asked by a request to this path, and the answer.
-async fn admitted(server: &Server, told: &Receiver<Admit>, path: &str, body: &Value) -> (Admit, Value) {
+pub async fn admitted(server: &Server, told: &Receiver<Admit>, path: &str, body: &Value) -> (Admit, Value) {
     let reply = server.client().await.send(post(path, body.to_string())).await;
     assert_eq!(reply.status, 200, "{body}: {}", reply.text());
     (told.recv().unwrap(), reply.json())
@@ -202,6 +202,31 @@ async fn what_is_sampled_and_how_far_is_the_same_in_both_forms() {
 }
 
 #[tokio::test]
+async fn requests_of_a_salt_share_what_is_kept_with_their_like_alone() {
+    let (server, told) = server().await;
+    let hello = json!([user("hi")]);
+    for (path, body) in [
+        ("/v1/responses", json!({"input": "hi"})),
+        ("/v1/chat/completions", json!({ "messages": hello })),
+        ("/v1/messages", json!({"messages": hello, "max_tokens": 5})),
+    ] {
+        for (salt, expected) in [(json!(null), ""), (json!("mine"), "mine"), (json!("theirs"), "theirs")] {
+            let mut body = body.clone();
+            body["cache_salt"] = salt;
+            let (found, _) = admitted(&server, &told, path, &body).await;
+            assert_eq!((&*found.reuse.salt, found.reuse.start_from, found.reuse.save_as), (expected, None, None), "{path}: {body}");
+        }
+        let mut body = body;
+        for wrong in [json!(""), json!(5), json!("x".repeat(257))] {
+            body["cache_salt"] = wrong;
+            let reply = server.client().await.send(post(path, body.to_string())).await;
+            let message = reply.json()["error"]["message"].to_string();
+            assert!(reply.status == 400 && message.contains("`cache_salt` must be"), "{path}: {message}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_answer_goes_on_from_a_last_message_of_the_assistants() {
     let (server, told) = server().await;
     let (plain, _) = admitted(&server, &told, "/v1/messages", &of(json!([user("a")]))).await;
@@ -225,6 +250,7 @@ async fn an_answer_goes_on_from_a_last_message_of_the_assistants() {
 async fn a_use_that_is_asked_for_and_a_form_are_held_to() {
     let (server, told) = server().await;
     let tools = json!([{"name": "weather", "input_schema": schema()}, {"name": "close", "input_schema": schema()}]);
+    let strict = json!([{"name": "weather", "input_schema": schema(), "strict": true}, {"name": "close", "input_schema": schema()}]);
     let format = json!({"type": "json_schema", "schema": schema()});
     for (more, held) in [
         (json!({"tools": tools}), false),
@@ -233,6 +259,15 @@ async fn a_use_that_is_asked_for_and_a_form_are_held_to() {
         (json!({"tools": tools, "tool_choice": {"type": "tool", "name": "close"}, "thinking": {"type": "adaptive"}}), true),
         (json!({"output_config": {"format": format, "effort": "low"}}), true),
         (json!({"output_format": format}), true),
+        // Where calling is left to the model.
+        (json!({"tools": strict}), true),
+        (json!({"tools": strict, "tool_choice": {"type": "auto"}}), true),
+        (json!({"tools": strict, "tool_choice": {"type": "auto"}, "thinking": {"type": "adaptive"}}), true),
+        (json!({"tools": tools, "tool_choice": {"type": "auto"}, "output_config": {"format": format}}), true),
+        (json!({"tools": strict, "tool_choice": {"type": "none"}}), false),
+        // Where thoughts come first, how the prompt ends is looked at; a long one beside the thread that serves the sockets.
+        (json!({"output_format": format, "thinking": {"type": "adaptive"}}), true),
+        (json!({"output_format": format, "thinking": {"type": "adaptive"}, "messages": [user("long ".repeat(2000))]}), true),
     ] {
         let body = asking(more);
         let (found, _) = admitted(&server, &told, "/v1/messages", &body).await;
@@ -240,6 +275,22 @@ async fn a_use_that_is_asked_for_and_a_form_are_held_to() {
         let counted = server.client().await.send(post("/v1/messages/count_tokens", body.to_string())).await.json();
         assert_eq!(counted["input_tokens"], json!(found.prompt.len()), "{body}");
     }
+}
+
+#[tokio::test]
+async fn names_of_tools_are_as_long_as_in_the_api() {
+    let (server, told) = server().await;
+    let name = "mcp__".to_owned() + &"a".repeat(123);
+    let tools = json!([{"name": name, "input_schema": schema()}]);
+    for choice in [json!({"type": "auto"}), json!({"type": "tool", "name": name})] {
+        let (found, _) = admitted(&server, &told, "/v1/messages", &asking(json!({"tools": tools, "tool_choice": choice}))).await;
+        let text: Vec<u8> = found.prompt.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+        assert!(String::from_utf8_lossy(&text).contains(&name));
+    }
+    // The other forms know no names of more than 64 characters.
+    let tools = json!([{"type": "function", "name": "a".repeat(65)}]);
+    let reply = server.ask(&json!({"input": "hi", "tools": tools})).await;
+    assert_eq!(reply.error(), (400, "invalid_value".into(), Some("tools[0].name".into())));
 }
 
 #[tokio::test]
@@ -348,6 +399,7 @@ async fn what_is_wrong_is_named_by_the_field_that_the_client_knows() {
         (asking(json!({"output_config": {"format": {"type": "json_schema", "schema": not}}})), "output_config.format.schema: "),
         (tool(json!({"input_schema": schema()})), "`tools[0].name` is required"),
         (tool(json!({"name": "a b", "input_schema": schema()})), "`tools[0].name` must be"),
+        (tool(json!({"name": "a".repeat(129), "input_schema": schema()})), "`tools[0].name` must be 1 to 128 letters"),
         (tool(json!({"name": "a"})), "`tools[0].input_schema` is required"),
         (tool(json!({"type": "function", "name": "a", "parameters": schema()})), "`tools[0].type` must be"),
         (tool(json!({"name": "a", "input_schema": not, "strict": true})), "tools[0].input_schema: "),

@@ -209,7 +209,7 @@ struct ReasoningOptions {
     generate_summary: Option<String>,
 }
 
-/// What a response may hold besides; only the first has an effect.
+/// What a response may hold besides; only the first two have an effect.
 #[derive(JsonSchema)]
 enum Include {
     /// Log probabilities of the answer's tokens.
