@@ -223,8 +223,11 @@ def test_a_key_interrupts_a_pull_on_a_terminal(index: Index, home: Path) -> None
 
 def test_two_pulls_at_once_are_one_download(index: Index, home: Path) -> None:
     def waits_for_the_lock(process: Process) -> bool:
-        folder = Path(f"/proc/{process.pid}/fd")
-        return any(str(path.readlink()).endswith(f".{NAME}.lock") for path in folder.iterdir() if path.is_symlink())
+        try:
+            files = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+        except FileNotFoundError:  # one was closed while they were listed
+            return False
+        return any(file.endswith(f".{NAME}.lock") for file in files)
 
     index.hold = 1 << 20
     with emberd(*PULL, home=home, **index.env) as first:
