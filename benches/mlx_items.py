@@ -23,7 +23,7 @@ import streams
 from engine_items import Plan, Side, both
 from harness import ROOT, BenchError, Tools, http_server, run_json
 from items import Figures, Options, Row, alternate, compare
-from worker_items import Connection
+from worker_items import connected
 
 CLIENTS = (1, 4, 8)
 TOKENS = 64
@@ -85,14 +85,7 @@ def starts(tools: Tools, options: Options, python: str, tiny: Path) -> Iterator[
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             try:
-                while True:
-                    try:
-                        connection = Connection(path)
-                        break
-                    except OSError:
-                        if process.poll() is not None or time.perf_counter() - start > 60:
-                            raise BenchError(f"{' '.join(command)} does not listen") from None
-                        time.sleep(0.0005)
+                connection = connected(process, path)
                 message = {"role": "user", "content": "w40 w41 w42"}
                 connection.send({"type": "chat", "id": "1", "messages": [message], "maxNewTokens": 1})
                 answer = connection.answer()

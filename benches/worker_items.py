@@ -105,19 +105,24 @@ def one_title(connection: Connection, number: int) -> float:
     return timed(ask)
 
 
+def connected(process: subprocess.Popen[bytes], path: str) -> Connection:
+    """A connection to a worker that has just been started, as soon as it listens. Tried every 0.5 ms, which is less than is measured."""
+    end = time.perf_counter() + 60
+    while True:
+        try:
+            return Connection(path)
+        except OSError:
+            if process.poll() is not None or time.perf_counter() > end:
+                raise BenchError(f"{process.args!r} does not listen") from None
+            time.sleep(0.0005)
+
+
 def from_nothing(command: Sequence[str], path: str) -> Figures:
     """Starts a worker and asks it at once, as a client does that has just spawned it: ping, then a title."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        connection = None
-        while connection is None:
-            try:
-                connection = Connection(path)
-            except OSError:
-                if process.poll() is not None or time.perf_counter() - start > 60:
-                    raise BenchError(f"{' '.join(command)} does not listen") from None
-                time.sleep(0.0005)
+        connection = connected(process, path)
         connection.send({"type": "ping", "id": "probe"})
         connection.answer()
         pong = (time.perf_counter() - start) * 1000
