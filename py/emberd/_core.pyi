@@ -21,6 +21,7 @@ __all__ = [
     "constraint",
     "graphs",
     "port",
+    "rewritten",
     "start",
 ]
 
@@ -291,6 +292,12 @@ def graphs(dtype: str) -> list[str]:
     """Where the graph of a model may be within its folder, the best place first, for weights in this form.
 
     A name that is none is the default, and only the default may be any `model.onnx`.
+    """
+
+def rewritten(model: bytes, own: bool, int8: bool) -> bytes | None:
+    """An imported graph with emberd's own operators, and with activations rounded to bytes.
+
+    `None` where nothing of it is to be changed, or where another program wrote it.
     """
 
 @final

@@ -1,10 +1,11 @@
 //! The extension module `emberd._core`: everything that Python sees of the core stands in this list.
 //!
-//! [`port`] is the crossing, with [`sampling`] and [`constraint`]; [`app`] starts the process and hands out engines to load. Nothing here knows doors, text or models.
+//! [`port`] is the crossing, with [`sampling`] and [`constraint`]; [`app`] starts the process and hands out engines to load. [`kernels`] has what ONNX Runtime takes of this library: operators, and graphs that use them. Nothing here knows doors, text or models.
 
 mod app;
 mod constraint;
 mod doors;
+mod kernels;
 mod port;
 mod sampling;
 
@@ -17,6 +18,8 @@ mod _core {
     use crate::constraint::{Constraint, constraint};
     #[pymodule_export]
     use crate::doors::{Doors, Reader, port};
+    #[pymodule_export]
+    use crate::kernels::rewritten;
     #[pymodule_export]
     use crate::port::{Admit, Cancel, Capabilities, Forget, Launch, Port, PortError, Settings};
     #[pymodule_export]

@@ -6,6 +6,7 @@
 mod attention;
 pub mod decoder;
 pub mod frame;
+pub mod fuse;
 pub mod graph;
 mod head;
 mod linear;

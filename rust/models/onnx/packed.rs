@@ -24,9 +24,9 @@ use crate::models::gguf::blocks::Row;
 use crate::models::import::{Form, ImportError};
 
 /// `accuracy_level` of `MatMulNBits`: activations stay 32-bit floats.
-const LEVEL_FLOAT: i64 = 1;
+pub(super) const LEVEL_FLOAT: i64 = 1;
 /// `accuracy_level` of `MatMulNBits`: activations are rounded to 8 bits a block, on the fly.
-const LEVEL_INT8: i64 = 4;
+pub(super) const LEVEL_INT8: i64 = 4;
 
 /// The longest row whose block sums are taken by one product with ones: as a matrix it is a sixteenth of the row, squared.
 const ONE_PRODUCT: usize = 2048;

@@ -1,0 +1,29 @@
+//! What ONNX Runtime takes of this library: operators of its own, and graphs that use them.
+
+#![allow(unsafe_code)] // The runtime looks the operators up by name and calls them through C.
+
+use emberd::models::onnx::fuse::{self, Wanted};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Adds emberd's operators to a session's options: the function that ONNX Runtime looks for in a library of operators.
+///
+/// # Safety
+/// Called by ONNX Runtime with its own pointers.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub unsafe extern "system" fn RegisterCustomOps(
+    options: *mut emberd_kernels::OrtSessionOptions,
+    base: *const emberd_kernels::OrtApiBase,
+) -> emberd_kernels::OrtStatusPtr {
+    // SAFETY: the pointers are the runtime's.
+    unsafe { emberd_kernels::register(options, base) }
+}
+
+/// An imported graph with emberd's operators (`own`) and with activations rounded to bytes (`int8`); `None` where nothing of it is to be changed, or where another
+/// program wrote it.
+#[pyfunction]
+pub(crate) fn rewritten<'py>(py: Python<'py>, model: &[u8], own: bool, int8: bool) -> Option<Bound<'py, PyBytes>> {
+    let wanted = Wanted { own: own.then_some(emberd_kernels::ops::head), int8 };
+    py.detach(|| fuse::rewritten(model, &wanted)).map(|model| PyBytes::new(py, &model))
+}
