@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import streams
+from engine_peers import int8_twin
 from harness import ROOT, BenchError, run_json
 from items import Figures, Row, alternate, compare
 from streams import Answer, Json
@@ -265,21 +266,28 @@ def against_llama(
 
 
 def against_genai(plan: Plan, side: Side, folder: Path, python: str) -> Iterator[Row]:
-    """Rows against the generator of onnxruntime-genai, in a process of its own on the same folder: ours still has its door before it."""
+    """Rows against the generator of onnxruntime-genai, in a process of its own on the same folder: ours still has its door before it.
+
+    Its activations are rounded to bytes as ours are: the folder's graph is another, the weights are the same file.
+    """
+    with int8_twin(folder) as rounded:
+        yield from _against_genai(plan, side, rounded, python)
+
+
+def _against_genai(plan: Plan, side: Side, rounded: Path, python: str) -> Iterator[Row]:
     words = fit(side, PROMPT)
     command = [
         python,
         str(ROOT / "benches/peers/genai_loop.py"),
-        "--folder",
-        str(folder),
         "--threads",
         str(plan.threads),
+        "--folder",
     ]
 
     def generator(batch: int, prompt: int, tokens: int) -> Figures:
         turns = "1" if plan.quick else "3"
         lengths = ["--batch", str(batch), "--prompt-tokens", str(prompt), "--tokens", str(tokens), "--turns", turns]
-        figures = run_json([*command, *lengths])
+        figures = run_json([*command, str(rounded), *lengths])
         return {"rate": prompt / figures["first_s"], "decode": figures["tokens_per_s"]}
 
     numbers = iter(range(1000, 1000 + plan.rounds))

@@ -144,6 +144,26 @@ def genai() -> str:
     return str(python)
 
 
+@contextlib.contextmanager
+def int8_twin(folder: Path) -> Iterator[Path]:
+    """An imported folder whose graph rounds activations to bytes; its other files are links to those of `folder`, or copies."""
+    from emberd._core import rewritten
+
+    with tempfile.TemporaryDirectory(dir=CACHE) as place:
+        for file in folder.iterdir():
+            if file.name == "model.onnx":
+                graph = file.read_bytes()
+                (Path(place) / file.name).write_bytes(rewritten(graph, own=False, int8=True) or graph)
+                continue
+            try:
+                os.link(
+                    file, Path(place) / file.name
+                )  # a symbolic link would lead out of the folder, which the runtime refuses
+            except OSError:
+                shutil.copyfile(file, Path(place) / file.name)
+        yield Path(place)
+
+
 def gguf_file(folder: Path) -> Path:
     """The file that the model in `folder` was imported from, by the checksum in its manifest."""
     manifest = folder / "emberd.json"

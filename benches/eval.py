@@ -12,11 +12,14 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from emberd import _core
 from engine_peers import CACHE, gguf_file
 from harness import ROOT, BenchError
 from items import find_folder
@@ -96,13 +99,13 @@ def imported(gguf: Path, form: str, importer: list[str]) -> Path:
     return folder
 
 
-def evaluate(folder: Path, ids: list[int], wanted: NDArray[np.float32], threads: int) -> tuple[tuple[str, ...], bool]:
-    """The cells of a row, and whether the folder may be used."""
+def evaluate(opened: Callable[[], Folder], ids: list[int], wanted: NDArray[np.float32]) -> tuple[tuple[str, ...], bool]:
+    """The cells of a row, and whether what is `opened` may be used."""
     pieces = [PIECE] * (len(ids) // PIECE) + ([rest] if (rest := len(ids) % PIECE) else [])
-    decode = distance(wanted, Folder(folder, threads=threads).logits(ids))
-    prefill = distance(wanted[np.cumsum(pieces) - 1], Folder(folder, threads=threads).logits(ids, pieces))
+    decode = distance(wanted, opened().logits(ids))
+    prefill = distance(wanted[np.cumsum(pieces) - 1], opened().logits(ids, pieces))
     asked = goldens()
-    same = sum(Folder(folder, threads=threads).greedy(prompt, {2}, len(answer)) == answer for prompt, answer in asked)
+    same = sum(opened().greedy(prompt, {2}, len(answer)) == answer for prompt, answer in asked)
     good = decode.kl <= BAR and prefill.kl <= BAR
     figures = [f"{decode.kl:.6f}", f"{decode.worst:.4f}", f"{decode.top1:.1%} of {decode.positions}"]
     figures += [f"{prefill.kl:.6f}", f"{prefill.top1:.0%} of {prefill.positions}"]
@@ -142,13 +145,21 @@ def main() -> int:
     wanted = reference.logits(ids)
     importer = [options.importer] if options.importer else ["cargo", "run", "--release", "--locked", "--quiet"]
     importer += [] if options.importer else ["--example", "import", "--"]
-    folders = {"exact": folder}
-    folders |= {form: imported(gguf, form, importer) for form in filter(None, options.forms.split(","))}
+    folders = {form: imported(gguf, form, importer) for form in filter(None, options.forms.split(","))}
     folders |= {path.name: path for path in options.folders}
+    graph = (folder / "model.onnx").read_bytes()
+    threads = options.threads
+    opened: dict[str, Callable[[], Folder]] = {
+        "exact": lambda: Folder(folder, threads=threads),
+        "as served": lambda: Folder(
+            folder, threads=threads, graph=_core.rewritten(graph, own=True, int8=True), operators=_core.__file__
+        ),
+    }
+    opened |= {name: partial(Folder, path, threads=threads) for name, path in folders.items()}
     print(f"{gguf.name}, {len(ids)} tokens; KL in nats, bar {BAR:g}\n\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     good = True
-    for name, path in folders.items():
-        row, fine = evaluate(path, ids, wanted, options.threads)
+    for name, each in opened.items():
+        row, fine = evaluate(each, ids, wanted)
         good &= fine
         print(f"| {' | '.join((name, *row))} |", flush=True)
     return 0 if good else 1

@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use omp::{Install, Omp};
 
 use crate::engine::script::Script;
-use crate::engine::{Activations, Settings};
+use crate::engine::{Activations, Kernels, Settings};
 use crate::error::{Code, Error, Result};
 use crate::models::table::Dtype;
 use crate::responses::ReasoningEvents;
@@ -201,9 +201,12 @@ pub struct Engine {
     /// Let compute threads spin for ever while they wait, or never: the first is faster alone, the second beside other work [default: spin for a moment]
     #[arg(long, value_name = "BOOL")]
     pub spin: Option<bool>,
-    /// What activations are where they meet weights of 4 bits, of an imported model in ONNX Runtime [default: float]
+    /// What activations are where they meet weights of 4 bits, of an imported model in ONNX Runtime [default: int8]
     #[arg(long, env = "EMBERD_ACTIVATIONS", value_enum, hide_env_values = true)]
     pub activations: Option<Activations>,
+    /// Whose operators compute what lies between the matrix products of an imported model in ONNX Runtime [default: emberd]
+    #[arg(long, env = "EMBERD_KERNELS", value_enum, hide_env_values = true)]
+    pub kernels: Option<Kernels>,
     /// Requests that may wait for a place in the engine; the next is refused
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
@@ -228,6 +231,7 @@ impl Engine {
             kv_bytes: self.kv_bytes,
             spin: self.spin,
             activations: self.activations,
+            kernels: self.kernels,
             script: self.mock_answer.clone(),
             rules: self.mock_script.clone().unwrap_or_default(),
         }

@@ -22,7 +22,7 @@ from kl import GOLDEN_ANSWER, GOLDEN_PROMPT, TEXT, distance
 from llama import Llama
 from tokenizers import Tokenizer
 
-from emberd import _core, activations, loop
+from emberd import _core, loop
 from support.process import eventually
 
 if TYPE_CHECKING:
@@ -53,13 +53,20 @@ def wanted(gguf: Path, text: list[int]) -> NDArray[np.float32]:
     return Llama(gguf).logits(text)
 
 
+def opened(folder: Path, kind: str, kernels: str) -> Folder:
+    """The folder as the engine opens it with these activations and these operators."""
+    own = kernels == "emberd"
+    graph = _core.rewritten((folder / "model.onnx").read_bytes(), own=own, int8=kind == "int8")
+    assert (graph is None) == ((kind, kernels) == ("float", "onnxruntime"))
+    return Folder(folder, graph=graph, operators=_core.__file__ if own else "")
+
+
+@pytest.mark.parametrize("kernels", ["emberd", "onnxruntime"])
 @pytest.mark.parametrize("kind", ["float", "int8"])
 def test_the_import_keeps_the_distribution(
-    kind: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
+    kind: str, kernels: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
 ) -> None:
-    graph = activations.with_bytes(folder / "model.onnx") if kind == "int8" else None
-    assert (graph is None) == (kind == "float")
-    found = distance(wanted, Folder(folder, graph=graph).logits(text))
+    found = distance(wanted, opened(folder, kind, kernels).logits(text))
     assert found.positions >= 160
     assert found.kl <= 0.01, found
     assert found.top1 >= 0.95, found
@@ -67,16 +74,21 @@ def test_the_import_keeps_the_distribution(
     assert found.worst <= 0.05, found
 
 
-def test_reading_in_pieces_keeps_it_too(folder: Path, text: list[int], wanted: NDArray[np.float32]) -> None:
+@pytest.mark.parametrize("kernels", ["emberd", "onnxruntime"])
+@pytest.mark.parametrize("kind", ["float", "int8"])
+def test_reading_in_pieces_keeps_it_too(
+    kind: str, kernels: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
+) -> None:
     pieces = [PIECE] * (len(text) // PIECE)
     pieces += [len(text) - sum(pieces)]
     ends = np.cumsum(pieces) - 1
-    found = distance(wanted[ends], Folder(folder).logits(text, pieces))
+    found = distance(wanted[ends], opened(folder, kind, kernels).logits(text, pieces))
     assert found.kl <= 0.01, found
 
 
 def test_rounded_activations_are_one_attribute_of_each_product_and_nothing_else(folder: Path) -> None:
-    before, after = (folder / "model.onnx").read_bytes(), activations.with_bytes(folder / "model.onnx")
+    before = (folder / "model.onnx").read_bytes()
+    after = _core.rewritten(before, own=False, int8=True)
     assert after is not None
     changed = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
     floats, rounded = (
@@ -93,8 +105,11 @@ def test_rounded_activations_are_one_attribute_of_each_product_and_nothing_else(
     assert _core.Settings(activations="float").activations == "float"
 
 
-def test_activations_that_are_none_are_refused() -> None:
-    assert _core.Settings().activations is None
+def test_activations_and_kernels_that_are_none_are_refused() -> None:
+    assert (_core.Settings().activations, _core.Settings().kernels) == (None, None)
+    assert _core.Settings(kernels="onnxruntime").kernels == "onnxruntime"
+    with pytest.raises(ValueError, match="kernels are 'cuda'; hint: emberd or onnxruntime"):
+        _core.Settings(kernels="cuda")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="activations are 'int4'; hint: float or int8"):
         _core.Settings(activations="int4")  # type: ignore[arg-type]
 
@@ -148,7 +163,11 @@ def submitted(doors: _core.Doors, prompt: list[int]) -> _core.Reader:
     return eventually(submit, "the engine is ready")
 
 
+@pytest.mark.parametrize("kernels", ["emberd", "onnxruntime"])
 @pytest.mark.parametrize("kind", ["float", "int8"])
 @pytest.mark.parametrize("chunk", [None, 5], ids=["prompt in one piece", "prompt in pieces of 5"])
-def test_the_engine_gives_the_published_answer_token_for_token(chunk: int | None, kind: str, folder: Path) -> None:
-    assert answers(folder, GOLDEN_PROMPT, prefill_chunk=chunk, activations=kind) == (GOLDEN_ANSWER, "stop")
+def test_the_engine_gives_the_published_answer_token_for_token(
+    chunk: int | None, kind: str, kernels: str, folder: Path
+) -> None:
+    found = answers(folder, GOLDEN_PROMPT, prefill_chunk=chunk, activations=kind, kernels=kernels)
+    assert found == (GOLDEN_ANSWER, "stop")

@@ -212,8 +212,9 @@ class Settings:
         kv_bytes: int | None = None,
         spin: bool | None = None,
         activations: Literal["float", "int8"] | None = None,
+        kernels: Literal["emberd", "onnxruntime"] | None = None,
     ) -> Settings:
-        """Raises `ValueError` for activations that are neither."""
+        """Raises `ValueError` for activations or kernels that are neither."""
     @property
     def threads(self) -> int | None:
         """Threads for one forward pass."""
@@ -238,6 +239,9 @@ class Settings:
     @property
     def activations(self) -> Literal["float", "int8"] | None:
         """What activations are where they meet weights of 4 bits."""
+    @property
+    def kernels(self) -> Literal["emberd", "onnxruntime"] | None:
+        """Whose operators compute what lies between two matrix products."""
 
 @final
 class Port:

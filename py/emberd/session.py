@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
-from emberd import activations, configs, layout
+from emberd import configs, imported, layout
 from emberd.engine import EngineError, at_least_one, eos_ids
 from emberd.probe import Found, Probe
 
@@ -179,11 +179,9 @@ def _session(graph: Path, settings: Settings) -> ort.InferenceSession:
         options.add_session_config_entry("session.intra_op.spin_backoff_max", str(SPIN_BACKOFF))
     options.log_severity_level = 4  # an error is raised as well: it need not be printed
     try:
-        model: str | bytes = str(graph)
-        if settings.activations == "int8" and (graph.parent / _MANIFEST).is_file():
-            model = activations.with_bytes(graph) or model
-            options.add_session_config_entry(activations.EXTERNAL, str(graph.resolve().parent))
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        if (graph.parent / _MANIFEST).is_file():
+            return imported.session(graph, options, settings)
+        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a different private type for each way a file can be wrong
         text = " ".join(str(error).split())
         lacking = _LACKING.search(text)

@@ -21,9 +21,9 @@ const LAUNCHES: usize = 64;
 /// What activations are where they meet weights of 4 bits, in an engine that has both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Activations {
-    /// 32-bit floats: as near to the model as its weights are. The engine's own choice.
+    /// 32-bit floats: as near to the model as its weights are.
     Float,
-    /// Rounded to 8 bits a block of 32, on the fly: faster on processors that multiply bytes (VNNI of x86-64), and further from the model.
+    /// Rounded to 8 bits a block of 32, on the fly: faster, most of all on processors that multiply bytes (VNNI of x86-64), and a little further from the model. The engine's own choice.
     Int8,
 }
 
@@ -34,6 +34,26 @@ impl Activations {
         match self {
             Self::Float => "float",
             Self::Int8 => "int8",
+        }
+    }
+}
+
+/// Whose operators compute what lies between two matrix products of an imported model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kernels {
+    /// Those of emberd: fewer and faster, and what a text gets does not depend on what is read beside it. The engine's own choice.
+    Emberd,
+    /// Those of ONNX Runtime.
+    Onnxruntime,
+}
+
+impl Kernels {
+    /// Its name, as on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Emberd => "emberd",
+            Self::Onnxruntime => "onnxruntime",
         }
     }
 }
@@ -57,6 +77,8 @@ pub struct Settings {
     pub spin: Option<bool>,
     /// What the activations that meet quantized weights are.
     pub activations: Option<Activations>,
+    /// Whose operators an imported model is computed with.
+    pub kernels: Option<Kernels>,
     /// What the mock engine answers, in order; others do not look at it.
     pub script: Vec<String>,
     /// What the mock engine answers, by rules, which come before that; others do not look at it.

@@ -202,7 +202,7 @@ pub(crate) struct Settings {
 #[pymethods]
 impl Settings {
     #[new]
-    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, kv_bytes=None, spin=None, activations=None))]
+    #[pyo3(signature = (*, threads=None, max_batch=None, context_length=None, prefill_chunk=None, cache_bytes=None, kv_bytes=None, spin=None, activations=None, kernels=None))]
     #[allow(clippy::too_many_arguments)] // Named ones, in Python.
     fn new(
         threads: Option<u32>,
@@ -213,12 +213,19 @@ impl Settings {
         kv_bytes: Option<u64>,
         spin: Option<bool>,
         activations: Option<&str>,
+        kernels: Option<&str>,
     ) -> PyResult<Self> {
         let activations = match activations {
             None => None,
             Some("float") => Some(engine::Activations::Float),
             Some("int8") => Some(engine::Activations::Int8),
             Some(other) => return Err(PyValueError::new_err(format!("activations are '{other}'; hint: float or int8"))),
+        };
+        let kernels = match kernels {
+            None => None,
+            Some("emberd") => Some(engine::Kernels::Emberd),
+            Some("onnxruntime") => Some(engine::Kernels::Onnxruntime),
+            Some(other) => return Err(PyValueError::new_err(format!("kernels are '{other}'; hint: emberd or onnxruntime"))),
         };
         Ok(Self {
             settings: engine::Settings {
@@ -230,6 +237,7 @@ impl Settings {
                 kv_bytes,
                 spin,
                 activations,
+                kernels,
                 ..engine::Settings::default()
             },
         })
@@ -273,6 +281,11 @@ impl Settings {
     #[getter]
     fn activations(&self) -> Option<&'static str> {
         self.settings.activations.map(engine::Activations::name)
+    }
+
+    #[getter]
+    fn kernels(&self) -> Option<&'static str> {
+        self.settings.kernels.map(engine::Kernels::name)
     }
 }
 

@@ -17,6 +17,11 @@ Made = tuple[int, list[int], str | None] | tuple[int, list[int], str | None, lis
 Step = Made | tuple[int, int]
 
 
+def rewritten(model: bytes, own: bool, int8: bool) -> bytes | None:
+    """Nothing of a graph is changed where the extension is not built."""
+    return None
+
+
 class PortError(Exception):
     """A call that the contract does not allow."""
 
@@ -77,6 +82,7 @@ class Settings:
     cache_bytes: int | None = None
     kv_bytes: int | None = None
     activations: str | None = None
+    kernels: str | None = None
 
 
 @dataclass

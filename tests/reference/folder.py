@@ -16,10 +16,22 @@ class Folder:
     """A model folder with a cache for `slots` rows of `capacity` positions each."""
 
     def __init__(
-        self, path: Path, *, slots: int = 1, capacity: int = 512, threads: int = 2, graph: bytes | None = None
+        self,
+        path: Path,
+        *,
+        slots: int = 1,
+        capacity: int = 512,
+        threads: int = 2,
+        graph: bytes | None = None,
+        operators: str = "",
     ) -> None:
-        """Load `path`/model.onnx, or `graph` with the weights that lie there; the cache starts empty."""
+        """Load `path`/model.onnx, or `graph` with the weights that lie there; the cache starts empty.
+
+        `operators` is a library of operators that the graph needs.
+        """
         options = onnxruntime.SessionOptions()
+        if operators:
+            options.register_custom_ops_library(operators)
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path))
         self.session = onnxruntime.InferenceSession(
