@@ -128,7 +128,7 @@ def bare(options: argparse.Namespace, batch: int) -> Iterator[Cost]:
     path = Path(options.folder)
     # With activations as the engine has them, so that the two differ in what is emberd's alone; the operators are the runtime's own.
     plain = (path / "model.onnx").read_bytes()
-    graph = _core.rewritten(plain, own=False, int8=True) or plain
+    graph = _core.rewritten(plain, own=False, activations="int8") or plain
     settings.add_session_config_entry(imported.EXTERNAL, str(path.resolve()))
     session = ort.InferenceSession(graph, settings, providers=["CPUExecutionProvider"])
     context = json.loads((path / "config.json").read_text())["max_position_embeddings"]

@@ -153,7 +153,7 @@ def int8_twin(folder: Path) -> Iterator[Path]:
         for file in folder.iterdir():
             if file.name == "model.onnx":
                 graph = file.read_bytes()
-                (Path(place) / file.name).write_bytes(rewritten(graph, own=False, int8=True) or graph)
+                (Path(place) / file.name).write_bytes(rewritten(graph, own=False, activations="int8") or graph)
                 continue
             try:
                 os.link(

@@ -56,7 +56,7 @@ def wanted(gguf: Path, text: list[int]) -> NDArray[np.float32]:
 def opened(folder: Path, kind: str, kernels: str) -> Folder:
     """The folder as the engine opens it with these activations and these operators."""
     own = kernels == "emberd"
-    graph = _core.rewritten((folder / "model.onnx").read_bytes(), own=own, int8=kind == "int8")
+    graph = _core.rewritten((folder / "model.onnx").read_bytes(), own=own, activations=kind)
     assert (graph is None) == ((kind, kernels) == ("float", "onnxruntime"))
     return Folder(folder, graph=graph, operators=_core.__file__ if own else "")
 
@@ -88,7 +88,7 @@ def test_reading_in_pieces_keeps_it_too(
 
 def test_rounded_activations_are_one_attribute_of_each_product_and_nothing_else(folder: Path) -> None:
     before = (folder / "model.onnx").read_bytes()
-    after = _core.rewritten(before, own=False, int8=True)
+    after = _core.rewritten(before, own=False, activations="int8")
     assert after is not None
     changed = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
     floats, rounded = (

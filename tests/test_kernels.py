@@ -238,7 +238,7 @@ def model(folder: Path, own: bool, int8: bool) -> ort.InferenceSession:
     if own:
         options.register_custom_ops_library(_core.__file__)
     graph = (folder / "model.onnx").read_bytes()
-    graph = _core.rewritten(graph, own=own, int8=int8) or graph
+    graph = _core.rewritten(graph, own=own, activations=activations) or graph
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
@@ -264,7 +264,7 @@ def read(session: ort.InferenceSession, ids: NDArray[np.int64], pieces: list[int
 
 def test_one_node_takes_the_place_of_all_between_two_products(folder: Path) -> None:
     graph = (folder / "model.onnx").read_bytes()
-    fused = _core.rewritten(graph, own=True, int8=False)
+    fused = _core.rewritten(graph, own=True, activations="float")
     assert fused is not None
     before, after = (
         Counter(node.op_type for node in onnx.load_model_from_string(each).graph.node) for each in (graph, fused)
@@ -275,14 +275,14 @@ def test_one_node_takes_the_place_of_all_between_two_products(folder: Path) -> N
     for gone in ("GroupQueryAttention", "SkipSimplifiedLayerNormalization", "QuickGelu", "MatMul", "Mul"):
         assert after[gone] == 0, gone
     assert after.total() < before.total() / 2
-    assert _core.rewritten(graph, own=False, int8=False) is None
-    assert _core.rewritten(b"no graph", own=True, int8=True) is None
+    assert _core.rewritten(graph, own=False, activations="float") is None
+    assert _core.rewritten(b"no graph", own=True, activations="int16") is None
 
 
 def test_a_graph_of_another_author_is_left_alone(folder: Path) -> None:
     graph = onnx.load(folder / "model.onnx", load_external_data=False)
     graph.doc_string = "what the importer never writes"
-    assert _core.rewritten(graph.SerializeToString(), own=True, int8=True) is None
+    assert _core.rewritten(graph.SerializeToString(), own=True, activations="int16") is None
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])

@@ -211,7 +211,7 @@ class Settings:
         cache_bytes: int | None = None,
         kv_bytes: int | None = None,
         spin: bool | None = None,
-        activations: Literal["float", "int8"] | None = None,
+        activations: Literal["int16", "float", "int8"] | None = None,
         kernels: Literal["emberd", "onnxruntime"] | None = None,
     ) -> Settings:
         """Raises `ValueError` for activations or kernels that are neither."""
@@ -237,7 +237,7 @@ class Settings:
     def spin(self) -> bool | None:
         """Whether idle threads of a pass wait by spinning: for ever or never."""
     @property
-    def activations(self) -> Literal["float", "int8"] | None:
+    def activations(self) -> Literal["int16", "float", "int8"] | None:
         """What activations are where they meet weights of 4 bits."""
     @property
     def kernels(self) -> Literal["emberd", "onnxruntime"] | None:
@@ -298,10 +298,11 @@ def graphs(dtype: str) -> list[str]:
     A name that is none is the default, and only the default may be any `model.onnx`.
     """
 
-def rewritten(model: bytes, own: bool, int8: bool) -> bytes | None:
-    """An imported graph with emberd's own operators, and with activations rounded to bytes.
+def rewritten(model: bytes, own: bool, activations: Literal["int16", "float", "int8"]) -> bytes | None:
+    """An imported graph with emberd's own operators (`own`) and with these activations.
 
-    `None` where nothing of it is to be changed, or where another program wrote it.
+    `None` where nothing of it is to be changed, or where another program wrote it. `int16` needs emberd's operators, and is
+    `float` without them, and for matrices or processors that they have no products for.
     """
 
 @final

@@ -23,8 +23,11 @@ const LAUNCHES: usize = 64;
 pub enum Activations {
     /// 32-bit floats: as near to the model as its weights are.
     Float,
-    /// Rounded to 8 bits a block of 32, on the fly: faster, most of all on processors that multiply bytes (VNNI of x86-64), and a little further from the model. The engine's own choice.
+    /// Rounded to 8 bits a block of 32, on the fly, as llama.cpp does it: further from the model.
     Int8,
+    /// Rounded to 15 bits a block of 32, on the fly, by emberd's own kernels: as near as floats, and faster. Where there are none (processors other than x86-64 with AVX2), floats. The engine's own
+    /// choice.
+    Int16,
 }
 
 impl Activations {
@@ -34,6 +37,7 @@ impl Activations {
         match self {
             Self::Float => "float",
             Self::Int8 => "int8",
+            Self::Int16 => "int16",
         }
     }
 }

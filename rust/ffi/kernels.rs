@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // The runtime looks the operators up by name and calls them through C.
 
+use emberd::engine::Activations;
 use emberd::models::onnx::fuse::{self, Wanted};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -20,10 +21,15 @@ pub unsafe extern "system" fn RegisterCustomOps(
     unsafe { emberd_kernels::register(options, base) }
 }
 
-/// An imported graph with emberd's operators (`own`) and with activations rounded to bytes (`int8`); `None` where nothing of it is to be changed, or where another
-/// program wrote it.
+/// An imported graph with emberd's operators (`own`) and with these activations; `None` where nothing of it is to be changed, or where another program wrote it. `int16` needs
+/// emberd's operators, and is `float` without them, and for matrices or processors that they have no products for.
 #[pyfunction]
-pub(crate) fn rewritten<'py>(py: Python<'py>, model: &[u8], own: bool, int8: bool) -> Option<Bound<'py, PyBytes>> {
-    let wanted = Wanted { own: own.then_some(emberd_kernels::ops::head), int8 };
-    py.detach(|| fuse::rewritten(model, &wanted)).map(|model| PyBytes::new(py, &model))
+pub(crate) fn rewritten<'py>(py: Python<'py>, model: &[u8], own: bool, activations: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let activations = crate::port::activations(activations)?;
+    let wanted = Wanted {
+        own: own.then_some(emberd_kernels::ops::head),
+        products: (own && activations == Activations::Int16).then_some(emberd_kernels::ops::product),
+        int8: activations == Activations::Int8,
+    };
+    Ok(py.detach(|| fuse::rewritten(model, &wanted)).map(|model| PyBytes::new(py, &model)))
 }

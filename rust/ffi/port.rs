@@ -192,6 +192,13 @@ impl Capabilities {
     }
 }
 
+/// Activations by their name; `ValueError` for one that there is not.
+pub(crate) fn activations(name: &str) -> PyResult<engine::Activations> {
+    let all = [engine::Activations::Float, engine::Activations::Int8, engine::Activations::Int16];
+    let found = all.into_iter().find(|each| each.name() == name);
+    found.ok_or_else(|| PyValueError::new_err(format!("activations are '{name}'; hint: int16, float or int8")))
+}
+
 /// What the user asked of the engine; `None` leaves the choice to it.
 #[pyclass(frozen, module = "emberd._core")]
 #[derive(Clone, Default)]
@@ -215,12 +222,7 @@ impl Settings {
         activations: Option<&str>,
         kernels: Option<&str>,
     ) -> PyResult<Self> {
-        let activations = match activations {
-            None => None,
-            Some("float") => Some(engine::Activations::Float),
-            Some("int8") => Some(engine::Activations::Int8),
-            Some(other) => return Err(PyValueError::new_err(format!("activations are '{other}'; hint: float or int8"))),
-        };
+        let activations = activations.map(self::activations).transpose()?;
         let kernels = match kernels {
             None => None,
             Some("emberd") => Some(engine::Kernels::Emberd),

@@ -25,6 +25,10 @@ pub(crate) struct Slot {
 pub(crate) const FLOATS: Slot = Slot { element: ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, optional: false };
 /// 32-bit floats that may be left out.
 pub(crate) const MAYBE_FLOATS: Slot = Slot { optional: true, ..FLOATS };
+/// Bytes.
+pub(crate) const BYTES: Slot = Slot { element: ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, optional: false };
+/// Bytes that may be left out.
+pub(crate) const MAYBE_BYTES: Slot = Slot { optional: true, ..BYTES };
 /// 32-bit integers.
 pub(crate) const INTEGERS: Slot = Slot { element: ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, optional: false };
 
@@ -139,6 +143,14 @@ impl Node {
         usize::try_from(value).map_err(|_| format!("the attribute {} is {value}", name.to_string_lossy()))
     }
 
+    /// How many inputs the node has.
+    pub(crate) fn inputs(&self) -> Result<usize, String> {
+        let mut count = 0;
+        // SAFETY: the pointers are valid for the call.
+        taken(self.api, unsafe { (self.api.KernelInfo_GetInputCount)(self.info, &raw mut count) })?;
+        Ok(count)
+    }
+
     /// An attribute that must be there.
     pub(crate) fn float(&self, name: &CStr) -> Result<f32, String> {
         let mut value = 0.0_f32;
@@ -147,6 +159,59 @@ impl Node {
         taken(self.api, result)?;
         Ok(value)
     }
+}
+
+impl Node {
+    /// Input `index` where it is a constant, which lives at least as long as the node is being made ready; `None` where it is left out. `T` is as for [`Pass::input`].
+    pub(crate) fn constant<T: Copy>(&self, index: usize) -> Result<Option<Tensor<'_, T>>, String> {
+        let (mut is_constant, mut value) = (0, ptr::null());
+        // SAFETY: the pointers are valid for the call.
+        let result = unsafe { (self.api.KernelInfoGetConstantInput_tensor)(self.info, index, &raw mut is_constant, &raw mut value) };
+        taken(self.api, result)?;
+        if is_constant == 0 || value.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: the constant is the library's, and outlives the call that makes the node ready.
+        unsafe { tensor(self.api, value) }.map(Some)
+    }
+}
+
+/// A view of a tensor.
+///
+/// # Safety
+/// The value must be a tensor of elements `T` that lives as long as `'a`.
+unsafe fn tensor<'a, T: Copy>(api: &OrtApi, value: *const OrtValue) -> Result<Tensor<'a, T>, String> {
+    let dims = dims(api, value)?;
+    let length = dims.iter().product();
+    let start = data::<T>(api, value.cast_mut())?;
+    // An empty tensor may have no memory at all.
+    // SAFETY: the library holds as many numbers.
+    let data = if length == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(start, length) } };
+    Ok(Tensor { dims, data })
+}
+
+fn dims(api: &OrtApi, value: *const OrtValue) -> Result<Vec<usize>, String> {
+    let mut info = ptr::null_mut();
+    // SAFETY: the value is a tensor; the sizes are freed when they were copied.
+    unsafe {
+        taken(api, (api.GetTensorTypeAndShape)(value, &raw mut info))?;
+        let mut count = 0;
+        let mut result = taken(api, (api.GetDimensionsCount)(info, &raw mut count));
+        let mut dims = vec![0_i64; count];
+        if result.is_ok() {
+            result = taken(api, (api.GetDimensions)(info, dims.as_mut_ptr(), count));
+        }
+        (api.ReleaseTensorTypeAndShapeInfo)(info);
+        result?;
+        Ok(dims.into_iter().map(|size| usize::try_from(size).unwrap_or(0)).collect())
+    }
+}
+
+fn data<T>(api: &OrtApi, value: *mut OrtValue) -> Result<*mut T, String> {
+    let mut start = ptr::null_mut();
+    // SAFETY: the value is a tensor.
+    taken(api, unsafe { (api.GetTensorMutableData)(value, &raw mut start) })?;
+    Ok(start.cast())
 }
 
 /// The error in a status, which is freed.
@@ -196,6 +261,11 @@ unsafe impl<T: Send> Sync for Shared<T> {}
 unsafe impl<T: Send> Send for Shared<T> {}
 
 impl<T> Shared<T> {
+    /// Numbers that are borrowed for as long as the caller sees to.
+    pub(crate) fn of(numbers: &mut [T]) -> Self {
+        Self { start: numbers.as_mut_ptr(), length: numbers.len() }
+    }
+
     /// Numbers `from..from + length`.
     ///
     /// # Safety
@@ -244,13 +314,8 @@ impl<'a> Pass<'a> {
         if value.is_null() {
             return Ok(None);
         }
-        let dims = self.dims(value)?;
-        let start = self.data::<T>(value.cast_mut())?;
-        let length = dims.iter().product();
-        // An empty tensor may have no memory at all.
-        // SAFETY: the library holds as many numbers of the type that the table tells, for as long as the pass is.
-        let data = if length == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(start, length) } };
-        Ok(Some(Tensor { dims, data }))
+        // SAFETY: it lives as long as the pass, and its type is the one that the table tells.
+        unsafe { tensor(self.api, value) }.map(Some)
     }
 
     /// Input `index`, which must be there, as memory that an output may be, too.
@@ -261,8 +326,8 @@ impl<'a> Pass<'a> {
         if value.is_null() {
             return Err(format!("input {index} is missing"));
         }
-        let dims = self.dims(value)?;
-        let (start, length) = (self.data(value.cast_mut())?, dims.iter().product());
+        let dims = dims(self.api, value)?;
+        let (start, length) = (data(self.api, value.cast_mut())?, dims.iter().product());
         Ok((dims, Shared { start, length }))
     }
 
@@ -288,7 +353,7 @@ impl<'a> Pass<'a> {
         if value.is_null() {
             return Ok(None);
         }
-        Ok(Some(Shared { start: self.data::<f32>(value)?, length: dims.iter().product() }))
+        Ok(Some(Shared { start: data::<f32>(self.api, value)?, length: dims.iter().product() }))
     }
 
     /// Output `index` of these sizes, which somebody wants.
@@ -316,30 +381,6 @@ impl<'a> Pass<'a> {
         };
         taken(self.api, result)?;
         if work.failed.into_inner() { Err("a part of the work panicked".to_owned()) } else { Ok(()) }
-    }
-
-    fn dims(&self, value: *const OrtValue) -> Result<Vec<usize>, String> {
-        let mut info = ptr::null_mut();
-        // SAFETY: the value is a tensor of this pass; the sizes are freed when they were copied.
-        unsafe {
-            taken(self.api, (self.api.GetTensorTypeAndShape)(value, &raw mut info))?;
-            let mut count = 0;
-            let mut result = taken(self.api, (self.api.GetDimensionsCount)(info, &raw mut count));
-            let mut dims = vec![0_i64; count];
-            if result.is_ok() {
-                result = taken(self.api, (self.api.GetDimensions)(info, dims.as_mut_ptr(), count));
-            }
-            (self.api.ReleaseTensorTypeAndShapeInfo)(info);
-            result?;
-            Ok(dims.into_iter().map(|size| usize::try_from(size).unwrap_or(0)).collect())
-        }
-    }
-
-    fn data<T>(&self, value: *mut OrtValue) -> Result<*mut T, String> {
-        let mut start = ptr::null_mut();
-        // SAFETY: the value is a tensor of this pass.
-        taken(self.api, unsafe { (self.api.GetTensorMutableData)(value, &raw mut start) })?;
-        Ok(start.cast())
     }
 }
 

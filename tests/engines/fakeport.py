@@ -17,7 +17,7 @@ Made = tuple[int, list[int], str | None] | tuple[int, list[int], str | None, lis
 Step = Made | tuple[int, int]
 
 
-def rewritten(model: bytes, own: bool, int8: bool) -> bytes | None:
+def rewritten(model: bytes, own: bool, activations: str) -> bytes | None:
     """Nothing of a graph is changed where the extension is not built."""
     return None
 

@@ -17,13 +17,15 @@ const DOMAIN: (&str, i64) = ("emberd", 1);
 pub struct Wanted {
     /// The sizes of a head that the operator of attention computes; `None` where the runtime's own operators are wanted.
     pub own: Option<fn(usize) -> bool>,
+    /// The matrices that the operator of products computes, by bits of a code, columns that share a scale, and rows; `None` where the runtime's own products are wanted.
+    pub products: Option<fn(usize, usize, usize) -> bool>,
     /// Whether activations are rounded to bytes where they meet weights of 4 bits.
     pub int8: bool,
 }
 
 impl std::fmt::Debug for Wanted {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Wanted").field("own", &self.own.is_some()).field("int8", &self.int8).finish()
+        formatter.debug_struct("Wanted").field("own", &self.own.is_some()).field("products", &self.products.is_some()).field("int8", &self.int8).finish()
     }
 }
 
@@ -37,11 +39,12 @@ pub fn rewritten(model: &[u8], wanted: &Wanted) -> Option<Vec<u8>> {
     }
     let graph = read.graph.as_mut()?;
     let rounded = wanted.int8 && round(graph);
+    let multiplied = wanted.products.is_some_and(|known| multiply(graph, known));
     let fused = wanted.own.is_some_and(|heads| fuse(graph, heads));
-    if fused {
+    if fused || multiplied {
         read.opset_import.push(OperatorSetIdProto { domain: Some(DOMAIN.0.to_owned()), version: Some(DOMAIN.1) });
     }
-    (rounded || fused).then(|| read.encode_to_vec())
+    (rounded || fused || multiplied).then(|| read.encode_to_vec())
 }
 
 /// Sets the level of all products whose activations are floats; says whether there was one.
@@ -56,6 +59,69 @@ fn round(graph: &mut GraphProto) -> bool {
         }
     }
     any
+}
+
+/// Puts emberd's operator in the place of products whose matrices it computes; says whether there was one.
+fn multiply(graph: &mut GraphProto, known: fn(usize, usize, usize) -> bool) -> bool {
+    let shaped: HashMap<String, String> = graph
+        .node
+        .iter()
+        .filter(|node| node.is("Reshape"))
+        .filter_map(|node| Some((node.output.first()?.clone(), node.input.first()?.clone())))
+        .collect();
+    let constants: HashSet<String> = graph.initializer.iter().filter_map(|tensor| tensor.name.clone()).collect();
+    let mut any = false;
+    for node in graph.node.iter_mut().filter(|node| node.is("MatMulNBits")) {
+        let size = |name| usize::try_from(node.integer(name)?).ok();
+        let (Some(bits), Some(block), Some(rows)) = (size("bits"), size("block_size"), size("N")) else {
+            continue;
+        };
+        // The operator reads codes in whatever shape: one that the graph gives them would only be a copy.
+        let codes = node.input.get(1).map(|codes| shaped.get(codes).unwrap_or(codes).clone());
+        let Some(codes) = codes.filter(|codes| constants.contains(codes) && known(bits, block, rows)) else {
+            continue;
+        };
+        node.input[1] = codes;
+        node.op_type = Some("Product".to_owned());
+        node.domain = Some(DOMAIN.0.to_owned());
+        node.attribute.retain(|attribute| matches!(attribute.name.as_deref(), Some("bits" | "K" | "N")));
+        any = true;
+    }
+    if any {
+        exact_head(graph);
+    }
+    any
+}
+
+/// A head whose best logits are computed twice, first from rounded hidden states and then in floats, needs the first of it alone where that is exact.
+fn exact_head(graph: &mut GraphProto) {
+    let twice = |name: &str| {
+        ["rough/", "candidates", "others", "merged"].iter().any(|prefix| name.starts_with(prefix))
+            || matches!(name, "position_logits" | "top/values" | "top/order" | "top/indices")
+    };
+    let Some(head) = graph.node.iter_mut().find(|node| node.is("Product") && node.output == ["rough"]) else {
+        return;
+    };
+    head.output = vec!["position_logits".to_owned()];
+    let is_head = |node: &NodeProto| node.is("Product") && node.output == ["position_logits"];
+    let Some(at) = graph.node.iter().position(is_head) else {
+        return;
+    };
+    let mut best = NodeProto {
+        name: Some("TopK/top/values".to_owned()),
+        input: vec!["position_logits".to_owned(), "top".to_owned()],
+        output: vec!["top/values".to_owned(), "top/indices".to_owned()],
+        op_type: Some("TopK".to_owned()),
+        ..NodeProto::default()
+    };
+    best.domain = Some(String::new());
+    let mut node = 0;
+    graph.node.retain(|each| {
+        node += 1;
+        node - 1 == at || !each.output.iter().any(|output| twice(output))
+    });
+    let at = graph.node.iter().position(is_head).unwrap_or(0);
+    graph.node.insert(at + 1, best);
 }
 
 /// Puts one node in the place of several; says whether it found any.
