@@ -152,7 +152,10 @@ def main() -> int:
     opened: dict[str, Callable[[], Folder]] = {
         "exact": lambda: Folder(folder, threads=threads),
         "as served": lambda: Folder(
-            folder, threads=threads, graph=_core.rewritten(graph, own=True, activations="int16"), operators=_core.__file__
+            folder,
+            threads=threads,
+            graph=_core.rewritten(graph, own=True, activations="int16"),
+            operators=_core.__file__,
         ),
     }
     opened |= {name: partial(Folder, path, threads=threads) for name, path in folders.items()}

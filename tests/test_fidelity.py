@@ -53,29 +53,34 @@ def wanted(gguf: Path, text: list[int]) -> NDArray[np.float32]:
     return Llama(gguf).logits(text)
 
 
+WAYS = pytest.mark.parametrize(
+    ("kind", "kernels"),
+    [("int16", "emberd"), ("float", "emberd"), ("int8", "emberd"), ("float", "onnxruntime"), ("int8", "onnxruntime")],
+)
+"""Activations and operators: the engine's own choice, and the others that there are."""
+
+
 def opened(folder: Path, kind: str, kernels: str) -> Folder:
     """The folder as the engine opens it with these activations and these operators."""
     own = kernels == "emberd"
     graph = _core.rewritten((folder / "model.onnx").read_bytes(), own=own, activations=kind)
-    assert (graph is None) == ((kind, kernels) == ("float", "onnxruntime"))
+    assert (graph is None) == (kernels == "onnxruntime" and kind != "int8")
     return Folder(folder, graph=graph, operators=_core.__file__ if own else "")
 
 
-@pytest.mark.parametrize("kernels", ["emberd", "onnxruntime"])
-@pytest.mark.parametrize("kind", ["float", "int8"])
+@WAYS
 def test_the_import_keeps_the_distribution(
     kind: str, kernels: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
 ) -> None:
     found = distance(wanted, opened(folder, kind, kernels).logits(text))
     assert found.positions >= 160
-    assert found.kl <= 0.01, found
+    assert found.kl <= (0.01 if kind == "int8" else 0.0005), found
     assert found.top1 >= 0.95, found
     # No single position is far off either, which a mean over many could hide.
     assert found.worst <= 0.05, found
 
 
-@pytest.mark.parametrize("kernels", ["emberd", "onnxruntime"])
-@pytest.mark.parametrize("kind", ["float", "int8"])
+@WAYS
 def test_reading_in_pieces_keeps_it_too(
     kind: str, kernels: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
 ) -> None:
@@ -110,7 +115,7 @@ def test_activations_and_kernels_that_are_none_are_refused() -> None:
     assert _core.Settings(kernels="onnxruntime").kernels == "onnxruntime"
     with pytest.raises(ValueError, match="kernels are 'cuda'; hint: emberd or onnxruntime"):
         _core.Settings(kernels="cuda")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="activations are 'int4'; hint: float or int8"):
+    with pytest.raises(ValueError, match="activations are 'int4'; hint: int16, float or int8"):
         _core.Settings(activations="int4")  # type: ignore[arg-type]
 
 
@@ -163,11 +168,13 @@ def submitted(doors: _core.Doors, prompt: list[int]) -> _core.Reader:
     return eventually(submit, "the engine is ready")
 
 
-@pytest.mark.parametrize("kernels", ["emberd", "onnxruntime"])
-@pytest.mark.parametrize("kind", ["float", "int8"])
+# Not bytes: the first token of the answer is 0.08 ahead of the next, which they decide by chance.
+@pytest.mark.parametrize(
+    ("kind", "kernels"), [("int16", "emberd"), ("float", "emberd"), ("float", "onnxruntime"), (None, None)]
+)
 @pytest.mark.parametrize("chunk", [None, 5], ids=["prompt in one piece", "prompt in pieces of 5"])
 def test_the_engine_gives_the_published_answer_token_for_token(
-    chunk: int | None, kind: str, kernels: str, folder: Path
+    chunk: int | None, kind: str | None, kernels: str | None, folder: Path
 ) -> None:
     found = answers(folder, GOLDEN_PROMPT, prefill_chunk=chunk, activations=kind, kernels=kernels)
     assert found == (GOLDEN_ANSWER, "stop")

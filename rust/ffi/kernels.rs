@@ -12,7 +12,7 @@ use pyo3::types::PyBytes;
 /// # Safety
 /// Called by ONNX Runtime with its own pointers.
 #[unsafe(no_mangle)]
-#[allow(non_snake_case)]
+#[allow(non_snake_case, unreachable_pub)]
 pub unsafe extern "system" fn RegisterCustomOps(
     options: *mut emberd_kernels::OrtSessionOptions,
     base: *const emberd_kernels::OrtApiBase,

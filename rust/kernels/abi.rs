@@ -347,8 +347,7 @@ impl<'a> Pass<'a> {
         let sizes: Vec<i64> = dims.iter().map(|&size| size as i64).collect();
         let mut value = ptr::null_mut();
         // SAFETY: the sizes are as many as is said.
-        let result =
-            unsafe { (self.api.KernelContext_GetOutput)(self.context, index, sizes.as_ptr(), sizes.len(), &raw mut value) };
+        let result = unsafe { (self.api.KernelContext_GetOutput)(self.context, index, sizes.as_ptr(), sizes.len(), &raw mut value) };
         taken(self.api, result)?;
         if value.is_null() {
             return Ok(None);
@@ -376,9 +375,8 @@ impl<'a> Pass<'a> {
         }
         let work = Work { unit, failed: AtomicBool::new(false) };
         // SAFETY: the call returns when all units are done; until then `work` is here.
-        let result = unsafe {
-            (self.api.KernelContext_ParallelFor)(self.context, call::<F>, units, 0, (&raw const work).cast_mut().cast())
-        };
+        let result =
+            unsafe { (self.api.KernelContext_ParallelFor)(self.context, call::<F>, units, 0, (&raw const work).cast_mut().cast()) };
         taken(self.api, result)?;
         if work.failed.into_inner() { Err("a part of the work panicked".to_owned()) } else { Ok(()) }
     }

@@ -24,6 +24,7 @@ mod gated;
 mod lanes;
 mod norm;
 pub mod ops;
+mod pages;
 mod product;
 mod weights;
 

@@ -9,6 +9,7 @@ use crate::digits::{BLOCK, Digits, split};
 use crate::gated::gated_row;
 use crate::lanes::Sums;
 use crate::norm::norm_row;
+use crate::pages;
 use crate::product::{self, Rows, Unit};
 use crate::weights::{TILE, Weights};
 
@@ -374,6 +375,8 @@ impl Operator for Product {
             return Err(format!("{columns} columns"));
         }
         let weights = Weights::arrange(bits, rows, columns / BLOCK, codes.data, scales.data, zeros.map(|zeros| zeros.data))?;
+        // What came in is read once more only where rows of an embedding are picked.
+        pages::unneeded(codes.data);
         Ok(Self { weights, unit })
     }
 

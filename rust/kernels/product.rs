@@ -251,7 +251,9 @@ mod tests {
             f64::from(scales[row * blocks + block]) * (f64::from(code) - f64::from(zero))
         };
         let mut made = Vec::new();
-        for unit in [Some(Unit::Plain), Unit::best(bits), (bits == 4).then(|| Unit::best(4).map(|_| Unit::Avx2)).flatten()].into_iter().flatten() {
+        for unit in
+            [Some(Unit::Plain), Unit::best(bits), (bits == 4).then(|| Unit::best(4).map(|_| Unit::Avx2)).flatten()].into_iter().flatten()
+        {
             let mut all = vec![0.0; count * rows];
             for tile in 0..tiles {
                 for first in (0..count).step_by(ROWS) {

@@ -26,12 +26,70 @@ pub(crate) struct Weights {
     zeros: Vec<[u8; TILE]>,
 }
 
+/// Blocks of tiles that one thread arranges sooner than it starts another.
+const SMALL: usize = 512;
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |threads| threads.get().min(4))
+}
+
+/// A matrix as it comes in.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    bits: usize,
+    blocks: usize,
+    codes: &'a [u8],
+    scales: &'a [f32],
+    zeros: Option<&'a [u8]>,
+}
+
+impl Source<'_> {
+    /// Arranges the tiles from `first` on, as many as there is room for.
+    fn tiles(self, first: usize, into_codes: &mut [Vector], into_scales: &mut [[f32; TILE]], into_zeros: &mut [[u8; TILE]]) {
+        let Self { bits, blocks, codes, scales, zeros } = self;
+        let (code_bytes, zero_bytes) = (BLOCK * bits / 8, (blocks * bits).div_ceil(8));
+        for (at, ((vectors, into_scales), into_zeros)) in into_codes.chunks_exact_mut(bits).zip(into_scales).zip(into_zeros).enumerate() {
+            let (row, block) = ((first + at / blocks) * TILE, at % blocks);
+            for lane in 0..TILE {
+                let place = (row + lane) * blocks + block;
+                into_scales[lane] = scales[place];
+                if let Some(zeros) = zeros {
+                    let zeros = &zeros[(row + lane) * zero_bytes..][..zero_bytes];
+                    into_zeros[lane] = if bits == 8 { zeros[block] } else { zeros[block / 2] >> (4 * (block % 2)) & 15 };
+                }
+                let fours = codes[place * code_bytes..][..code_bytes].as_chunks::<4>().0;
+                for (vector, &four) in vectors.iter_mut().zip(fours) {
+                    vector.as_chunks_mut::<4>().0[lane] = if bits == 8 { four } else { halves(four) };
+                }
+            }
+        }
+    }
+}
+
+/// Eight columns are four bytes of two neighbours; here the first four of them are low halves and the others high ones.
+#[inline(always)]
+fn halves(four: [u8; 4]) -> [u8; 4] {
+    let pairs = u32::from_le_bytes(four);
+    let (low, high) = (pairs & 0x0f0f_0f0f, pairs >> 4 & 0x0f0f_0f0f);
+    // Columns 0 2 4 6 and 1 3 5 7, put in order: 0 1 2 3 and 4 5 6 7.
+    let first = low & 0xff | (high & 0xff) << 8 | (low & 0xff00) << 8 | (high & 0xff00) << 16;
+    let second = low >> 16 & 0xff | (high >> 16 & 0xff) << 8 | (low >> 24) << 16 | (high >> 24) << 24;
+    (first | second << 4).to_le_bytes()
+}
+
 impl Weights {
     /// Arranges a matrix of `rows` (whole tiles) and `blocks` blocks.
     ///
     /// # Errors
     /// Sizes that are not those of the tensors.
-    pub(crate) fn arrange(bits: usize, rows: usize, blocks: usize, codes: &[u8], scales: &[f32], zeros: Option<&[u8]>) -> Result<Self, String> {
+    pub(crate) fn arrange(
+        bits: usize,
+        rows: usize,
+        blocks: usize,
+        codes: &[u8],
+        scales: &[f32],
+        zeros: Option<&[u8]>,
+    ) -> Result<Self, String> {
         let (code_bytes, zero_bytes) = (BLOCK * bits / 8, (blocks * bits).div_ceil(8));
         if !matches!(bits, 4 | 8)
             || !rows.is_multiple_of(TILE)
@@ -39,44 +97,44 @@ impl Weights {
             || scales.len() != rows * blocks
             || zeros.is_some_and(|zeros| zeros.len() != rows * zero_bytes)
         {
-            return Err(format!("{rows} rows of {blocks} blocks of {bits} bits, {} bytes of codes and {} scales", codes.len(), scales.len()));
+            return Err(format!(
+                "{rows} rows of {blocks} blocks of {bits} bits, {} bytes of codes and {} scales",
+                codes.len(),
+                scales.len()
+            ));
         }
-        let tiles = rows / TILE;
+        let source = Source { bits, blocks, codes, scales, zeros };
+        let count = rows / TILE * blocks;
         let mut made = Self {
             bits,
             rows,
             blocks,
-            codes: vec![[0; 64]; tiles * blocks * bits],
-            scales: vec![[0.0; TILE]; tiles * blocks],
-            zeros: vec![[1 << (bits - 1); TILE]; tiles * blocks],
+            codes: vec![[0; 64]; count * bits],
+            scales: vec![[0.0; TILE]; count],
+            zeros: vec![[1 << (bits - 1); TILE]; count],
         };
-        for row in 0..rows {
-            let (tile, lane) = (row / TILE, row % TILE);
-            for block in 0..blocks {
-                let at = tile * blocks + block;
-                made.scales[at][lane] = scales[row * blocks + block];
-                if let Some(zeros) = zeros {
-                    let zeros = &zeros[row * zero_bytes..(row + 1) * zero_bytes];
-                    made.zeros[at][lane] = if bits == 8 { zeros[block] } else { zeros[block / 2] >> (4 * (block % 2)) & 15 };
-                }
-                let codes = &codes[(row * blocks + block) * code_bytes..][..code_bytes];
-                let vectors = &mut made.codes[at * bits..(at + 1) * bits];
-                if bits == 8 {
-                    for (vector, four) in vectors.iter_mut().zip(codes.as_chunks::<4>().0) {
-                        vector[4 * lane..4 * lane + 4].copy_from_slice(four);
-                    }
+        // Half of the time that a model takes to load is spent here, on pages that are touched for the first time.
+        let tiles = (rows / TILE).div_ceil(if count < SMALL { 1 } else { threads() }).max(1);
+        let parts = made
+            .codes
+            .chunks_mut(tiles * blocks * bits)
+            .zip(made.scales.chunks_mut(tiles * blocks))
+            .zip(made.zeros.chunks_mut(tiles * blocks));
+        std::thread::scope(|scope| {
+            let mut last = None;
+            for (part, ((codes, scales), zeros)) in parts.enumerate() {
+                let work = move || source.tiles(part * tiles, codes, scales, zeros);
+                // The last part is this thread's own.
+                if (part + 1) * tiles * TILE >= rows {
+                    last = Some(work);
                 } else {
-                    // Eight columns are four bytes of two neighbours; here the first four of them are low halves and the others high ones.
-                    for (vector, &[a, b, c, d]) in vectors.iter_mut().zip(codes.as_chunks::<4>().0) {
-                        let low = [a & 15, a >> 4, b & 15, b >> 4];
-                        let high = [c & 15, c >> 4, d & 15, d >> 4];
-                        for at in 0..4 {
-                            vector[4 * lane + at] = low[at] | high[at] << 4;
-                        }
-                    }
+                    scope.spawn(work);
                 }
             }
-        }
+            if let Some(work) = last {
+                work();
+            }
+        });
         Ok(made)
     }
 

@@ -25,7 +25,12 @@ pub struct Wanted {
 
 impl std::fmt::Debug for Wanted {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Wanted").field("own", &self.own.is_some()).field("products", &self.products.is_some()).field("int8", &self.int8).finish()
+        formatter
+            .debug_struct("Wanted")
+            .field("own", &self.own.is_some())
+            .field("products", &self.products.is_some())
+            .field("int8", &self.int8)
+            .finish()
     }
 }
 
@@ -242,12 +247,7 @@ impl Patterns {
             integer("heads", node.integer("num_heads")?),
             integer("kv_heads", node.integer("kv_num_heads")?),
             integer("window", node.integer("local_window_size").filter(|&window| window > 0).unwrap_or(0)),
-            AttributeProto {
-                name: Some("scale".to_owned()),
-                f: Some(node.float("scale")?),
-                i: None,
-                r#type: Some(attribute_type::FLOAT),
-            },
+            AttributeProto { name: Some("scale".to_owned()), f: Some(node.float("scale")?), i: None, r#type: Some(attribute_type::FLOAT) },
         ];
         let inputs = [unshaped.input.first()?, past_key, past_value, last, cos, sin];
         Some(row.node("Attention", &inputs.map(String::as_str), &[present_key, present_value], attributes))
