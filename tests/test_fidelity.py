@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx
@@ -60,7 +60,7 @@ WAYS = pytest.mark.parametrize(
 """Activations and operators: the engine's own choice, and the others that there are."""
 
 
-def opened(folder: Path, kind: str, kernels: str) -> Folder:
+def opened(folder: Path, kind: Literal["int16", "float", "int8"], kernels: str) -> Folder:
     """The folder as the engine opens it with these activations and these operators."""
     own = kernels == "emberd"
     graph = _core.rewritten((folder / "model.onnx").read_bytes(), own=own, activations=kind)
@@ -70,7 +70,7 @@ def opened(folder: Path, kind: str, kernels: str) -> Folder:
 
 @WAYS
 def test_the_import_keeps_the_distribution(
-    kind: str, kernels: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
+    kind: Literal["int16", "float", "int8"], kernels: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
 ) -> None:
     found = distance(wanted, opened(folder, kind, kernels).logits(text))
     assert found.positions >= 160
@@ -82,7 +82,7 @@ def test_the_import_keeps_the_distribution(
 
 @WAYS
 def test_reading_in_pieces_keeps_it_too(
-    kind: str, kernels: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
+    kind: Literal["int16", "float", "int8"], kernels: str, folder: Path, text: list[int], wanted: NDArray[np.float32]
 ) -> None:
     pieces = [PIECE] * (len(text) // PIECE)
     pieces += [len(text) - sum(pieces)]

@@ -164,13 +164,13 @@ def test_several_tokens_of_several_rows_are_read_in_one_pass() -> None:
     parts = [both.tokens(30)[row : row + 1, : lengths[row]] for row in range(2)]
     alone = [Heads(64, 9, 3, 0, batch=1) for _ in parts]
     wanted = [each.run(True, part, [length - 1]) for each, part, length in zip(alone, parts, lengths, strict=True)]
-    for row, (each, length) in enumerate(zip(alone, lengths, strict=True)):
-        for cache, own in zip(both.caches[True], each.caches[True], strict=True):
+    for row, (single, length) in enumerate(zip(alone, lengths, strict=True)):
+        for cache, own in zip(both.caches[True], single.caches[True], strict=True):
             cache[row, :, : length - 4] = own[0, :, : length - 4]
     last = np.concatenate([part[:, -4:] for part in parts])
     found = both.run(True, last, [length - 1 for length in lengths])
-    for row, each in enumerate(wanted):
-        np.testing.assert_array_equal(found[row], each[0, -4:])
+    for row, logits in enumerate(wanted):
+        np.testing.assert_array_equal(found[row], logits[0, -4:])
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_a_product_is_that_of_the_runtime() -> None:
         }
         if with_zeros:
             constants["zeros"] = random.integers(0, 256, (rows, -(-blocks * bits // 8)), np.uint8)
-        attributes = {"K": columns, "N": rows, "bits": bits}
+        attributes: dict[str, Any] = {"K": columns, "N": rows, "bits": bits}
         theirs = helper.make_node(
             "MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft", block_size=32, **attributes
         )

@@ -131,7 +131,7 @@ impl Weights {
                     scope.spawn(work);
                 }
             }
-            if let Some(work) = last {
+            if let Some(mut work) = last {
                 work();
             }
         });
