@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emberd import _core
 from engine_peers import CACHE, gguf_file
 from harness import ROOT, BenchError
 from items import find_folder
@@ -147,16 +146,10 @@ def main() -> int:
     importer += [] if options.importer else ["--example", "import", "--"]
     folders = {form: imported(gguf, form, importer) for form in filter(None, options.forms.split(","))}
     folders |= {path.name: path for path in options.folders}
-    graph = (folder / "model.onnx").read_bytes()
     threads = options.threads
     opened: dict[str, Callable[[], Folder]] = {
         "exact": lambda: Folder(folder, threads=threads),
-        "as served": lambda: Folder(
-            folder,
-            threads=threads,
-            graph=_core.rewritten(graph, own=True, activations="int16"),
-            operators=_core.__file__,
-        ),
+        "as served": lambda: Folder.served(folder, threads=threads),
     }
     opened |= {name: partial(Folder, path, threads=threads) for name, path in folders.items()}
     print(f"{gguf.name}, {len(ids)} tokens; KL in nats, bar {BAR:g}\n\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")

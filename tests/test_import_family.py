@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,10 @@ EIGHT_BITS = [Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS]
 """Types that are kept on eight-bit kernels, whose activations are rounded to eight bits."""
 
 
+WAYS = pytest.mark.parametrize("way", [Folder, Folder.served], ids=["onnxruntime", "emberd"])
+"""The operators that a folder is computed with."""
+
+
 def pulled(path: Path) -> Path:
     """The folder that `emberd models pull` makes of a file."""
     done = run("models", "pull", path, home=path.parent / "home")
@@ -66,15 +71,16 @@ def nearest(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     return float(np.abs(found - wanted).max() / wanted.std())
 
 
+@WAYS
 @pytest.mark.parametrize("name", FAMILY)
-def test_each_member_computes_what_its_file_says(name: str, tmp_path: Path) -> None:
+def test_each_member_computes_what_its_file_says(way: Callable[..., Folder], name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.gguf", FAMILY[name])
     folder = pulled(path)
     wanted = Llama(path).logits(IDS)
-    assert nearest(Folder(folder, capacity=CONTEXT).logits(IDS), wanted) < 1e-3
+    assert nearest(way(folder, capacity=CONTEXT).logits(IDS), wanted) < 1e-3
     # In pieces of a prompt, too, the last of them longer than any window.
     pieces = [5, 30, 13]
-    assert nearest(Folder(folder, capacity=CONTEXT).logits(IDS, pieces), wanted[np.cumsum(pieces) - 1]) < 1e-3
+    assert nearest(way(folder, capacity=CONTEXT).logits(IDS, pieces), wanted[np.cumsum(pieces) - 1]) < 1e-3
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -96,44 +102,50 @@ def test_what_sets_a_member_apart_changes_what_is_computed(name: str, tmp_path: 
     assert nearest(changed.logits(IDS), whole.logits(IDS)) > 0.02
 
 
+@WAYS
 @pytest.mark.parametrize("kind", [*FLOATS, *FOUR_BITS], ids=lambda kind: kind.name)
 def test_floats_and_four_bits_are_exact_to_a_small_part_of_a_step(
-    kind: gguf.GGMLQuantizationType, tmp_path: Path
+    way: Callable[..., Folder], kind: gguf.GGMLQuantizationType, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "tiny.gguf", FAMILY["llama-3"], kind)
     wanted, folder = Llama(path).logits(IDS), pulled(path)
-    found = Folder(folder, capacity=CONTEXT).logits(IDS)
+    found = way(folder, capacity=CONTEXT).logits(IDS)
     bound = 0.01 if kind in (Q.Q4_1, Q.Q4_K, Q.Q2_K) else 1e-3
     assert nearest(found, wanted) < bound
     assert distance(wanted, found).kl < 1e-5
 
 
+@WAYS
 @pytest.mark.parametrize("kind", EIGHT_BITS, ids=lambda kind: kind.name)
-def test_eight_bits_are_near(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+def test_eight_bits_are_near(way: Callable[..., Folder], kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.gguf", FAMILY["llama-3"], kind)
     wanted, folder = Llama(path).logits(IDS), pulled(path)
-    found = distance(wanted, Folder(folder, capacity=CONTEXT).logits(IDS))
+    found = distance(wanted, way(folder, capacity=CONTEXT).logits(IDS))
     assert found.kl < 1e-3, found
 
 
+@WAYS
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama"])
-def test_a_mixture_of_types_in_one_layer_is_near(name: str, tmp_path: Path) -> None:
+def test_a_mixture_of_types_in_one_layer_is_near(way: Callable[..., Folder], name: str, tmp_path: Path) -> None:
     # As llama.cpp mixes them in files of the kind Q4_K_M, and worse.
     kinds = {"attn_v.weight": Q.Q6_K, "ffn_down.weight": Q.Q5_K, "token_embd.weight": Q.Q6_K}
     kinds |= {"attn_q.weight": Q.Q4_K, "attn_k.weight": Q.Q3_K, "ffn_gate.weight": Q.Q4_0, "ffn_up.weight": Q.F16}
     path = write(tmp_path / "tiny.gguf", FAMILY[name], kinds)
     wanted, folder = Llama(path).logits(IDS), pulled(path)
-    assert distance(wanted, Folder(folder, capacity=CONTEXT).logits(IDS)).kl < 1e-3
+    assert distance(wanted, way(folder, capacity=CONTEXT).logits(IDS)).kl < 1e-3
     pieces = [20, 28]
-    found = Folder(folder, capacity=CONTEXT).logits(IDS, pieces)
+    found = way(folder, capacity=CONTEXT).logits(IDS, pieces)
     assert distance(wanted[np.cumsum(pieces) - 1], found).kl < 1e-3
 
 
+@WAYS
 @pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q4_K, Q.Q5_K, Q.Q2_K, Q.Q3_K, Q.F16], ids=lambda kind: kind.name)
-def test_an_embedding_that_is_the_head_as_well_serves_both(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+def test_an_embedding_that_is_the_head_as_well_serves_both(
+    way: Callable[..., Folder], kind: gguf.GGMLQuantizationType, tmp_path: Path
+) -> None:
     path = write(tmp_path / "tiny.gguf", FAMILY["qwen3"], {"token_embd.weight": kind})
     wanted, folder = Llama(path).logits(IDS), pulled(path)
-    assert distance(wanted, Folder(folder, capacity=CONTEXT).logits(IDS)).kl < 1e-3
+    assert distance(wanted, way(folder, capacity=CONTEXT).logits(IDS)).kl < 1e-3
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral"])
@@ -165,14 +177,17 @@ def submitted(doors: _core.Doors) -> _core.Reader | None:
         return None
 
 
+@WAYS
 @pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q5_K, Q.Q2_K], ids=lambda kind: kind.name)
-def test_minimums_of_long_rows_are_as_exact(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+def test_minimums_of_long_rows_are_as_exact(
+    way: Callable[..., Folder], kind: gguf.GGMLQuantizationType, tmp_path: Path
+) -> None:
     # In the head as well, whose input has a dimension more.
     path = write(tmp_path / "tiny.gguf", FAMILY["llama-3"]._replace(width=2304, inner=2304), kind)
     wanted, folder = Llama(path).logits(IDS[:12]), pulled(path)
-    found = distance(wanted, Folder(folder, capacity=CONTEXT).logits(IDS[:12]))
+    found = distance(wanted, way(folder, capacity=CONTEXT).logits(IDS[:12]))
     assert found.kl < (1e-5 if kind in FOUR_BITS else 1e-3), found
-    found = distance(wanted[[4, 11]], Folder(folder, capacity=CONTEXT).logits(IDS[:12], [5, 7]))
+    found = distance(wanted[[4, 11]], way(folder, capacity=CONTEXT).logits(IDS[:12], [5, 7]))
     assert found.kl < (1e-5 if kind in FOUR_BITS else 1e-3), found
 
 

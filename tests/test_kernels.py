@@ -285,6 +285,13 @@ def test_one_node_takes_the_place_of_all_between_two_products(folder: Path) -> N
     for gone in ("GroupQueryAttention", "SkipSimplifiedLayerNormalization", "QuickGelu", "MatMul", "Mul"):
         assert after[gone] == 0, gone
     assert after.total() < before.total() / 2
+    whole = _core.rewritten(graph, own=True, activations="int16")
+    assert whole is not None
+    last = Counter(node.op_type for node in onnx.load_model_from_string(whole).graph.node)
+    assert last["Product"] == (4 * layers + 1 if VNNI else 4 * layers if OWN_PRODUCTS else 0)
+    if VNNI:
+        # The head is exact, and its best candidates need no second look.
+        assert last["MatMulNBits"] == last["FusedMatMul"] == last["ScatterElements"] == 0 and last["TopK"] == 1
     assert _core.rewritten(graph, own=False, activations="float") is None
     assert _core.rewritten(b"no graph", own=True, activations="int16") is None
 

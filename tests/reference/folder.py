@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnxruntime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+Activations = Literal["int16", "float", "int8"]
 
 
 class Folder:
@@ -43,6 +46,14 @@ class Folder:
             if value.name.startswith("past_key_values."):
                 shape = (slots, value.shape[1], capacity, value.shape[3])
                 self.cache[value.name.removeprefix("past_key_values.")] = np.zeros(shape, np.float32)
+
+    @classmethod
+    def served(cls, path: Path, *, activations: Activations = "int16", capacity: int = 512, threads: int = 2) -> Folder:
+        """The folder as emberd opens it: with operators of its own."""
+        from emberd import _core  # the other ways work without it
+
+        graph = _core.rewritten((path / "model.onnx").read_bytes(), own=True, activations=activations)
+        return cls(path, capacity=capacity, threads=threads, graph=graph, operators=_core.__file__)
 
     def step(self, ids: NDArray[np.int64], lengths: list[int], first_slot: int = 0) -> dict[str, NDArray[Any]]:
         """Run `ids` (`[rows, tokens]`) in slots from `first_slot` on; `lengths` are those after the step.
