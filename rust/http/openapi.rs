@@ -63,7 +63,7 @@ fn paths(schemas: &mut Schemas) -> Value {
     }]);
     let envelope = schemas.json::<Envelope<'_>>();
     let responses = {
-        let content = streamed(schemas.told::<Response>(), schemas.told::<Event<'_>>(), "the data of each but the last is an Event");
+        let content = streamed(schemas.told::<Response>(), schemas.told::<Event<'_>>(), true);
         let body = schemas.asked::<CreateResponse>();
         post("createResponse", "Answers a conversation", body, content, &envelope)
     };
@@ -74,15 +74,15 @@ fn paths(schemas: &mut Schemas) -> Value {
     };
     let completions = {
         let chunk = json!({ "anyOf": [schemas.told::<Chunk<'_>>(), schemas.told::<Envelope<'_>>()] });
-        let what = "the data of each but the last is a ChatCompletionChunk; an answer that fails ends with an Error";
-        let content = streamed(schemas.told::<Completion<'_>>(), chunk, what);
+        // An answer that fails ends with an error.
+        let content = streamed(schemas.told::<Completion<'_>>(), chunk, true);
         let body = schemas.asked::<CreateChatCompletion>();
         post("createChatCompletion", "Answers a conversation, in the form of Chat Completions", body, content, &envelope)
     };
     let of_messages = schemas.json::<anthropic::Envelope<'_>>();
     let messages = {
         let (message, event) = (schemas.told::<anthropic::Message<'_>>(), schemas.told::<anthropic::Event<'_>>());
-        let content = streamed(message, event, "the data of each is an AnthropicEvent");
+        let content = streamed(message, event, false);
         let body = schemas.asked::<CreateMessage>();
         post("createMessage", "Answers a conversation, in the form of Anthropic's Messages", body, content, &of_messages)
     };
@@ -113,10 +113,17 @@ fn paths(schemas: &mut Schemas) -> Value {
     })
 }
 
-/// An answer as an object, or as events.
-fn streamed(whole: Value, event: Value, what: &str) -> Value {
-    let stream = json!({ "type": "string", "description": format!("server-sent events; {what}") });
-    json!({ "application/json": { "schema": whole }, (sse::TYPE): { "schema": stream, "x-itemSchema": event } })
+/// An answer as an object, or as events of which this one's `data` is JSON. `done`: whether the last one is no JSON.
+fn streamed(whole: Value, event: Value, done: bool) -> Value {
+    let json = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": event });
+    let data = if done { json!({ "anyOf": [json, { "const": "[DONE]" }] }) } else { json };
+    let each = json!({
+        "type": "object",
+        "description": "a server-sent event",
+        "required": ["data"],
+        "properties": { "event": { "type": "string" }, "data": data },
+    });
+    json!({ "application/json": { "schema": whole }, (sse::TYPE): { "schema": each } })
 }
 
 /// A route that is asked for something; `content` is what it gives.
