@@ -160,7 +160,7 @@ class Request:
         self.room = 0
         """Tokens that it may hold keys and values of before it has to ask for more memory."""
         self.source: Any = None
-        """The engine's snapshot that it starts from, which stays as long as it is here; `None` where there is none."""
+        """The engine's snapshot that it starts from, leased; `None` where there is none. Where a lease keeps nothing (over MLX), the snapshot may go meanwhile, which costs time alone."""
 
     @property
     def unread(self) -> int:

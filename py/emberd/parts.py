@@ -60,7 +60,7 @@ class Snapshots(Protocol):
         """How long a prefix of `tokens` can be had: from `source` alone where there is one; it counts as used."""
 
     def lease(self, name: int, salt: str, /) -> Any:
-        """What has a name, to be kept until `release`; `None` where nothing of this salt has it."""
+        """What has a name, kept until `release` even where the name is forgotten, or at the engine's choice not: then its text is read again. `None` where nothing of this salt has it."""
 
     def release(self, source: Any, /) -> None:
         """Ends a lease."""
