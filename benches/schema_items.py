@@ -94,11 +94,11 @@ def schemas(tools: Tools, options: Options) -> Iterator[Row]:
     serve = [*tools.emberd, "serve", "--model", options.model, "--engine", "onnx", "--cache-bytes", "0"]
     serve += ["--threads", str(options.threads), "--port", "0"]
     asked = {"input": "Write a very long story about the sea.", "max_output_tokens": TOKENS, "temperature": 0}
-    load = ("--streams", str(CLIENTS), "--rounds", "1", "--warmup", "0")
+    together = ("--streams", str(CLIENTS), "--rounds", "1", "--warmup", "0")
     with http_server(serve) as address:
-        plain = measure(tools, address, body(None, **asked), *load)
+        plain = measure(tools, address, body(None, **asked), *together)
         for what, schema in (("one long string", TEXT), ("a list of records", RECORDS)):
-            held = measure(tools, address, body(schema, **asked), *load)
+            held = measure(tools, address, body(schema, **asked), *together)
             held()  # The schema is read once, and known from then on.
             pairs = alternate(options.rounds, held, plain)
             for pair in pairs:
