@@ -25,7 +25,7 @@ pub(super) fn turns(root: &At<'_, '_>) -> Result<Vec<Turn>> {
         read(&mut history, &message)?;
     }
     if !any {
-        return Err(messages.wrong("at least one message"));
+        return Err(messages.wrong("an array of at least one message"));
     }
     history.answered(&messages, LEFT_OPEN)?;
     Ok(history.into_turns())
