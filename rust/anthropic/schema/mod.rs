@@ -48,7 +48,7 @@ struct Asked {
     /// must not end with a blank.
     #[schemars(length(min = 1))]
     messages: Vec<AnthropicMessage>,
-    /// Server-sent events in the place of one object.
+    /// Server-sent events in the place of one message.
     stream: Option<bool>,
     /// 0 takes the likeliest token.
     #[schemars(range(min = 0, max = 1))]

@@ -84,7 +84,7 @@ fn messages_tools_and_choices_that_are_described_are_read() {
     let described = described();
     let has =
         |message: &Value, kind: &str| message["content"].as_array().is_some_and(|blocks| blocks.iter().any(|block| block["type"] == kind));
-    described.take_samples("messages", &|sample| {
+    described.take_samples("messages", &[], &|sample| {
         let message = sample[0].clone();
         let used = json!({ "role": "assistant", "content": [{ "type": "tool_use", "id": "word", "name": "f", "input": {} }] });
         let result = json!({ "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "word" }] });
@@ -98,9 +98,9 @@ fn messages_tools_and_choices_that_are_described_are_read() {
         described.with("messages", messages)
     });
     for key in ["system", "tools", "thinking", "output_config", "output_format"] {
-        described.take_samples(key, &|sample| described.with(key, sample));
+        described.take_samples(key, &[], &|sample| described.with(key, sample));
     }
-    described.take_samples("tool_choice", &|sample| {
+    described.take_samples("tool_choice", &[], &|sample| {
         let mut body = described.with("tool_choice", sample);
         body["tools"] = json!([{ "name": "word", "input_schema": {} }]);
         body

@@ -57,7 +57,7 @@ fn what_is_at_a_bound_is_taken_and_what_is_beyond_it_is_not() {
 #[test]
 fn messages_tools_and_choices_that_are_described_are_read() {
     let described = described();
-    described.take_samples("messages", &|sample| {
+    described.take_samples("messages", &[], &|sample| {
         let message = &sample[0];
         let call = json!({ "role": "assistant", "tool_calls": [{ "id": "word", "function": { "name": "f", "arguments": "{}" } }] });
         let result = json!({ "role": "tool", "tool_call_id": "word", "content": "x" });
@@ -68,10 +68,10 @@ fn messages_tools_and_choices_that_are_described_are_read() {
         }
     });
     for key in ["tools", "response_format"] {
-        described.take_samples(key, &|sample| described.with(key, sample));
+        described.take_samples(key, &[], &|sample| described.with(key, sample));
     }
     let named = json!([{ "type": "function", "function": { "name": "word" } }]);
-    described.take_samples("tool_choice", &|sample| {
+    described.take_samples("tool_choice", &[], &|sample| {
         let mut body = described.with("tool_choice", sample);
         body["tools"] = named.clone();
         body

@@ -2,7 +2,7 @@
 //!
 //! What is described and who reads it is said by the tests of each form.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde_json::{Value, json};
@@ -215,11 +215,56 @@ impl Described {
         assert!(error.param.as_deref().is_some_and(|param| param.starts_with(path)), "{path}: {body}: {error:?}");
     }
 
-    /// Checks that a request with any of the samples of a field is taken. `body` makes one of a sample.
-    pub(crate) fn take_samples(&self, key: &str, body: &dyn Fn(Value) -> Value) {
-        for sample in self.samples(&self.root["properties"][key]) {
-            self.take(&body(sample));
+    /// Checks that a request with any of the samples of a field is taken, as it is and without a field that one need not have, and that it is refused without
+    /// one that it has to have. `body` makes a request of a sample, `but` are places of fields that some need.
+    pub(crate) fn take_samples(&self, key: &str, but: &[&str], body: &dyn Fn(Value) -> Value) {
+        let field = &self.root["properties"][key];
+        for sample in self.samples(field) {
+            self.take(&body(sample.clone()));
+            let mut places = BTreeMap::new();
+            self.places(field, &sample, "", &mut places);
+            for (place, needed) in places.into_iter().filter(|(place, _)| !but.contains(&place.as_str())) {
+                let mut without = sample.clone();
+                let (parent, name) = place.rsplit_once('/').unwrap();
+                without.pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(name);
+                let taken = (self.read)(&body(without));
+                assert_eq!(taken.is_err(), needed, "without {place}: {sample}: {taken:?}");
+            }
         }
+    }
+
+    /// Where the fields of a sample are, each with whether it has to be there, by every branch that the sample is of.
+    fn places(&self, schema: &Value, sample: &Value, place: &str, found: &mut BTreeMap<String, bool>) {
+        for branch in self.branches(schema).into_iter().filter(|branch| is_of(branch, sample)) {
+            let needed = |name: &String| branch["required"].as_array().is_some_and(|required| required.iter().any(|each| each == name));
+            for (name, field) in branch["properties"].as_object().into_iter().flatten() {
+                if let Some(inner) = sample.get(name) {
+                    let place = format!("{place}/{name}");
+                    self.places(field, inner, &place, found);
+                    *found.entry(place).or_default() |= needed(name);
+                }
+            }
+            for (at, inner) in sample.as_array().into_iter().flatten().enumerate() {
+                self.places(&branch["items"], inner, &format!("{place}/{at}"), found);
+            }
+        }
+    }
+}
+
+/// Whether a sample is of a branch, by its kind: by what the branch says of its `type` or `role`, else by what JSON it is.
+fn is_of(branch: &Value, sample: &Value) -> bool {
+    let says = |key: &str, word: &Value| {
+        let field = &branch["properties"][key];
+        let may = |words: &Value| words.as_array().is_some_and(|words| words.contains(word));
+        let allowed = field["enum"].is_null() || may(&field["enum"]);
+        field.get("const").map_or(allowed, |only| only == word) && !may(&field["not"]["enum"])
+    };
+    match sample {
+        Value::Object(fields) => {
+            branch["properties"].is_object() && ["type", "role"].iter().all(|key| says(key, fields.get(*key).unwrap_or(&Value::Null)))
+        }
+        Value::Array(_) => branch["items"].is_object(),
+        _ => false,
     }
 }
 

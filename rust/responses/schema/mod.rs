@@ -1,8 +1,8 @@
 //! What a request may hold, as types from which the OpenAPI document is made.
 //!
 //! Requests are read and checked by hand (`request` and what it calls), so that every complaint names its field and a null is as good as an absent
-//! field; nothing is ever read into these types. That the two agree is tested below: every field and word that one of them knows, the other knows, and
-//! what is at a bound passes while what is beyond it does not. Bounds and words are written once, where they are checked, wherever both can use them.
+//! field; nothing is ever read into these types. That the two agree is tested (`described`): every field and word that one of them knows, the other knows; what is
+//! at a bound passes while what is beyond it does not; a field may be absent in both or in neither. Bounds and words are written once, where they are checked, wherever both can use them.
 #![allow(dead_code)] // The derive alone reads the fields.
 
 pub(crate) mod controls;

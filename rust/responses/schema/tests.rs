@@ -70,7 +70,7 @@ fn what_is_at_a_bound_is_taken_and_what_is_beyond_it_is_not() {
 #[test]
 fn items_parts_tools_and_choices_that_are_described_are_read() {
     let described = described();
-    described.take_samples("input", &|sample| {
+    described.take_samples("input", &[], &|sample| {
         let Value::Array(items) = &sample else { return json!({ "input": sample }) };
         let kind = items[0]["type"].as_str().unwrap_or("message");
         let call = json!({ "type": "function_call", "call_id": "word", "name": "f", "arguments": "{}" });
@@ -84,8 +84,8 @@ fn items_parts_tools_and_choices_that_are_described_are_read() {
         }
     });
     for key in ["tools", "text"] {
-        described.take_samples(key, &|sample| described.with(key, sample));
+        described.take_samples(key, &[], &|sample| described.with(key, sample));
     }
     let named = json!([{ "type": "function", "name": "word" }, { "type": "namespace", "name": "word", "tools": [{ "type": "function", "name": "word" }] }]);
-    described.take_samples("tool_choice", &|sample| json!({ "input": "hi", "tools": named, "tool_choice": sample }));
+    described.take_samples("tool_choice", &[], &|sample| json!({ "input": "hi", "tools": named, "tool_choice": sample }));
 }
