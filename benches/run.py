@@ -22,10 +22,20 @@ from harness import BenchError, Tools, build_load, find_emberd, machine
 from items import Options, Row
 from mlx_items import mlx
 from prefix_items import prefixes
+from schema_items import schemas
 from speculation_items import speculation
 from worker_items import titles
 
-ITEMS = {**doors.ITEMS, "f": titles, "g": prefixes, "h": speculation, "i": grammars, "j": calls, "m": mlx}
+ITEMS = {
+    **doors.ITEMS,
+    "f": titles,
+    "g": prefixes,
+    "h": speculation,
+    "i": grammars,
+    "j": calls,
+    "k": schemas,
+    "m": mlx,
+}
 
 HEAD = ("", "emberd", "peer", "ratio", "target", "")
 
@@ -84,11 +94,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--emberd", type=shlex.split, default=list(find_emberd()), help="the command to measure")
     parser.add_argument("--load", help="the load generator; built when not given")
     parser.add_argument(
-        "--model", default="smollm2-135m", help="the model of items d and f to i (default smollm2-135m)"
+        "--model", default="smollm2-135m", help="the model of items d, f to i and k (default smollm2-135m)"
     )
     parser.add_argument("--folder", type=Path, help="that model's folder; found when not given")
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="compute threads of items d and f to i (default: the cores)"
+        "--threads",
+        type=int,
+        default=os.cpu_count(),
+        help="compute threads of items d, f to i and k (default: the cores)",
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this page")
     parser.add_argument("--strict", action="store_true", help="exit with 2 when a target was missed")

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import openresponses_types as spec
 import pytest
 from openai.types import Model
@@ -22,6 +21,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from pydantic import BaseModel, TypeAdapter
 
+from support.documented import call, complain, payloads, raw, streamed, validator
 from support.serve import Server, server
 
 if TYPE_CHECKING:
@@ -40,10 +40,6 @@ WEATHER: dict[str, Any] = {
 }
 DRAW = {"type": "custom", "name": "draw", "description": "draws what it is told"}
 AGENTS = {"type": "namespace", "name": "agents", "description": "others", "tools": [{**WEATHER, "name": "close"}]}
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @dataclass(frozen=True)
@@ -140,18 +136,9 @@ class Said:
     events: list[bytes]
 
 
-def raw(one: Server, method: str, path: str, body: object = None) -> bytes:
-    connection = one.connection()
-    try:
-        connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
-        return connection.getresponse().read()
-    finally:
-        connection.close()
-
-
 def events(text: bytes) -> list[bytes]:
     """The data of each event of a whole stream."""
-    lines = [line.removeprefix(b"data: ") for line in text.split(b"\n") if line.startswith(b"data: ")]
+    lines = payloads(text)
     assert lines.pop() == b"[DONE]"
     return lines
 
@@ -199,16 +186,6 @@ def document() -> Any:
     return json.loads(DOCUMENT.read_text())
 
 
-def validator(whole: Any, schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
-    """Of a schema that refers to the components of a document."""
-    return jsonschema.Draft202012Validator({**schema, "components": whole["components"]})
-
-
-def complain(judge: jsonschema.Draft202012Validator, data: bytes) -> None:
-    found = [f"{error.json_path}: {error.message[:300]}" for error in judge.iter_errors(json.loads(data))]
-    assert not found, (found, data)
-
-
 @pytest.mark.parametrize("name", ASKED)
 def test_answers_and_events_are_what_openai_documents(name: str, said: dict[str, Said]) -> None:
     Response.model_validate_json(said[name].response, strict=True)
@@ -248,7 +225,7 @@ def test_answers_and_events_are_what_the_server_itself_documents(name: str, said
     content = own["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]
     complain(validator(own, content["application/json"]["schema"]), said[name].response)
     for event in said[name].events:
-        complain(validator(own, content["text/event-stream"]["x-itemSchema"]), event)
+        complain(validator(own, streamed(content)), event)
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -325,7 +302,7 @@ def test_what_a_real_model_is_held_to_is_documented_by_all(name: str, warm: Serv
     for event in events(raw(warm, "POST", "/v1/responses", {**body, "stream": True})):
         EVENT.validate_json(event, strict=True)
         models()[json.loads(event)["type"]].model_validate_json(without_schema(event), strict=True)
-        complain(validator(own, content["text/event-stream"]["x-itemSchema"]), event)
+        complain(validator(own, streamed(content)), event)
         if DOCUMENT.exists():
             theirs = document()["paths"]["/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
             complain(validator(document(), theirs["schema"]), without_schema(event))
@@ -343,7 +320,7 @@ def test_a_failure_in_a_stream_is_documented_by_all(failed: list[bytes], own: An
     for event in failed:
         EVENT.validate_json(event, strict=True)
         models()[json.loads(event)["type"]].model_validate_json(event, strict=True)
-        complain(validator(own, content["text/event-stream"]["x-itemSchema"]), event)
+        complain(validator(own, streamed(content)), event)
         if DOCUMENT.exists():
             schema = document()["paths"]["/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
             complain(validator(document(), schema["schema"]), event)

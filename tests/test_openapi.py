@@ -65,9 +65,13 @@ def test_schemathesis_finds_no_fault(phases: str, examples: int, home: Path, tmp
         assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
         samples = page(one)["emberd_http_requests"].samples
         asked = {(sample.labels["route"], sample.labels["status"]): sample.value for sample in samples}
-        assert {route for route, _ in asked} >= set(one.get("/openapi.json")[1]["paths"])
-        assert asked["/v1/responses", "200"] > 0
-        assert asked["/v1/responses", "400"] > 0
+        paths = one.get("/openapi.json")[1]["paths"]
+        assert {route for route, _ in asked} >= set(paths)
+        posted = [path for path, item in paths.items() if "post" in item]
+        assert all(asked[route, "400"] > 0 for route in posted)
+        taken = [asked.get((route, "200"), 0) > 0 for route in posted]
+        # What is made up at random may be a conversation that makes no sense each time.
+        assert all(taken) if "coverage" in phases else any(taken)
         assert not [status for _, status in asked if status >= "500"]
         eventually(lambda: one.get("/health")[1]["in_flight"] == 0, "nothing is in flight any more")
         assert one.post({"input": "hi"})[1]["output"][0]["content"][0]["text"] == "Hello there."

@@ -160,7 +160,10 @@ class Request:
         self.room = 0
         """Tokens that it may hold keys and values of before it has to ask for more memory."""
         self.source: Any = None
-        """The engine's snapshot that it starts from, which stays as long as it is here; `None` where there is none."""
+        """The engine's snapshot that it starts from, leased until what it holds has been copied; `None` where there is none.
+
+        Over MLX a lease keeps nothing: the snapshot may go meanwhile, and what it held is read again.
+        """
 
     @property
     def unread(self) -> int:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from emberd._core import Capabilities
 from emberd.batching import PREFILL_CHUNK, BatchEngine
 from emberd.constrain import FastForward
 from emberd.engine import Fail, at_least_one
@@ -25,6 +24,7 @@ from emberd.mlx_memory import BatchBudget, kv_budget, limit
 from emberd.mlx_model import Model
 from emberd.mlx_rows import MlxRows
 from emberd.mlx_snapshots import Snapshots, next_point
+from emberd.parts import capabilities
 from emberd.schedule import Pace
 from emberd.snapshots import default_budget
 from emberd.verify import Costs, Speculation
@@ -69,13 +69,7 @@ class MlxEngine(BatchEngine):
         self._exact = not always_cut(model.new_caches())
         """Whether some of what is kept of a prompt will serve only prompts that begin with all of it."""
         super().__init__(
-            Capabilities(
-                context_length=model.context_length,
-                max_batch=model.max_batch,
-                vocab_size=model.vocab_size,
-                eos_ids=model.eos_ids,
-                constraints=True,
-            ),
+            capabilities(model),
             rows,
             Snapshots(default_budget() if cache_bytes is None else cache_bytes),
             BatchBudget(Sizes(model, chunk).of, kv_budget() if kv_bytes is None else kv_bytes),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from emberd._core import Capabilities
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -60,7 +62,7 @@ class Snapshots(Protocol):
         """How long a prefix of `tokens` can be had: from `source` alone where there is one; it counts as used."""
 
     def lease(self, name: int, salt: str, /) -> Any:
-        """What has a name, to be kept until `release`; `None` where nothing of this salt has it."""
+        """What has a name, until `release`; `None` where nothing of this salt has it. It need not be kept: what went meanwhile is not found."""
 
     def release(self, source: Any, /) -> None:
         """Ends a lease."""
@@ -86,3 +88,34 @@ class Budget(Protocol):
 
     def no_room(self, what: str, tokens: int) -> str:
         """Why a request fails that cannot hold the keys and values of so many tokens, even alone."""
+
+
+class Limits(Protocol):
+    """What a model says of itself, in tokens and sequences."""
+
+    @property
+    def context_length(self) -> int:
+        """Of prompt and answer together."""
+
+    @property
+    def max_batch(self) -> int:
+        """The most sequences at a time."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it."""
+
+    @property
+    def eos_ids(self) -> Sequence[int]:
+        """The ids that end an answer."""
+
+
+def capabilities(model: Limits) -> Capabilities:
+    """What an engine that batches can do with a model: all that the model can, under constraints too."""
+    return Capabilities(
+        context_length=model.context_length,
+        max_batch=model.max_batch,
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_ids,
+        constraints=True,
+    )

@@ -18,13 +18,18 @@ pub(super) fn kind<'v>(block: &At<'v, '_>) -> Result<&'v str> {
 
 /// A text, or the text of blocks.
 pub(super) fn text<'v>(content: &At<'v, '_>) -> Result<Cow<'v, str>> {
+    text_of(content, words)
+}
+
+/// A text, or the text of blocks, each of which is read so.
+fn text_of<'v>(content: &At<'v, '_>, read: impl Fn(&At<'v, '_>) -> Result<Cow<'v, str>>) -> Result<Cow<'v, str>> {
     if content.value.is_string() {
         return content.string().map(Cow::Borrowed);
     }
     if !content.value.is_array() {
         return Err(content.not("a string or an array of blocks"));
     }
-    let texts = content.each()?.map(|block| words(&block)).collect::<Result<Vec<_>>>()?;
+    let texts = content.each()?.map(|block| read(&block)).collect::<Result<Vec<_>>>()?;
     Ok(together(&texts))
 }
 
@@ -39,14 +44,21 @@ pub(super) fn together<'v>(texts: &[Cow<'v, str>]) -> Cow<'v, str> {
 /// The words of one block.
 pub(super) fn words<'v>(block: &At<'v, '_>) -> Result<Cow<'v, str>> {
     match kind(block)? {
-        "text" => block.need("text")?.string().map(Cow::Borrowed),
         "document" => document(block),
         "search_result" => {
             let [title, source] = ["title", "source"].map(|key| block.need(key).and_then(|at| at.string().map(Cow::Borrowed)));
-            Ok(together(&[title?, source?, text(&block.need("content")?)?]))
+            Ok(together(&[title?, source?, text_of(&block.need("content")?, plain)?]))
         }
         // A tool that searches tools names what it found; its definition is among the tools.
         "tool_reference" => Ok(Cow::Owned(format!("[tool: {}]", block.need("tool_name")?.string()?))),
+        _ => plain(block),
+    }
+}
+
+/// The text of one block, which is all that other blocks have in them.
+fn plain<'v>(block: &At<'v, '_>) -> Result<Cow<'v, str>> {
+    match kind(block)? {
+        "text" => block.need("text")?.string().map(Cow::Borrowed),
         name @ ("image" | "container_upload") => {
             let kind = block.need("type")?;
             Err(kind.unsupported(format_args!("is \"{name}\": this server takes text only")).hint("send blocks of type text"))
@@ -62,7 +74,7 @@ fn document<'v>(block: &At<'v, '_>) -> Result<Cow<'v, str>> {
     let kind = source.need("type")?;
     let body = match kind.string()? {
         "text" => Cow::Borrowed(source.need("data")?.string()?),
-        "content" => text(&source.need("content")?)?,
+        "content" => text_of(&source.need("content")?, plain)?,
         name @ ("base64" | "url" | "file") => {
             let error = kind.unsupported(format_args!("is \"{name}\": this server takes documents of plain text only"));
             return Err(error.hint("send the document's text, as a source of type text"));

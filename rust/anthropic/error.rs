@@ -2,6 +2,9 @@
 //!
 //! Statuses and headers are the same at all routes, and the door's business.
 
+use std::collections::BTreeSet;
+
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::error::{Code, Error};
@@ -11,16 +14,22 @@ use crate::responses::told;
 const TOO_LONG: &str = "prompt is too long";
 
 /// An error, as clients of this API know it.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicError")]
 pub(crate) struct Envelope<'a> {
+    #[schemars(extend("const" = "error"))]
     r#type: &'static str,
     error: Inner,
+    /// As in the header `request-id`.
     request_id: &'a str,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicErrorDetail")]
 struct Inner {
+    #[schemars(extend("enum" = kinds()))]
     r#type: &'static str,
+    /// What happened, where, and what to do.
     message: String,
 }
 
@@ -43,6 +52,11 @@ fn kind(code: Code) -> &'static str {
         (_, 500..) => "api_error",
         _ => "invalid_request_error",
     }
+}
+
+/// All of them, as the document of the API lists them.
+fn kinds() -> BTreeSet<&'static str> {
+    Code::ALL.into_iter().map(kind).collect()
 }
 
 /// What happened and where, under the names that the fields have here.

@@ -2,6 +2,7 @@
 //!
 //! When a block begins and ends in a stream is decided in `stream`.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -9,15 +10,21 @@ use crate::responses;
 use crate::responses::Response;
 use crate::responses::item::{FunctionCall, Item, Part, Reasoning};
 use crate::responses::object::Status;
+use crate::responses::schema::words;
 
 /// A message of the assistant's, whole or just begun.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicAnswer")]
 pub(crate) struct Message<'a> {
     id: String,
+    #[schemars(extend("const" = "message"))]
     r#type: &'static str,
+    #[schemars(extend("const" = "assistant"))]
     role: &'static str,
     model: &'a str,
     content: Vec<Block<'a>>,
+    /// Null where the message has just begun.
+    #[schemars(extend("enum" = words(&STOP_REASONS)))]
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
     usage: Usage,
@@ -53,12 +60,21 @@ fn renamed(id: &str, prefix: &str) -> String {
 }
 
 /// A block of a message: whole, or as it begins.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicBlock")]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Block<'a> {
+    /// What the model thought.
     Thinking { thinking: &'a str, signature: &'a str },
+    /// What it says.
     Text { text: &'a str },
-    ToolUse { id: String, name: &'a str, input: Value },
+    /// A tool that the client is to call, with the arguments as an object.
+    ToolUse {
+        id: String,
+        name: &'a str,
+        #[schemars(with = "Map<String, Value>")]
+        input: Value,
+    },
 }
 
 impl<'a> Block<'a> {
@@ -100,9 +116,14 @@ pub(super) fn signature(item: &Reasoning) -> &str {
     &item.id
 }
 
+/// Why an answer may end.
+const STOP_REASONS: [&str; 4] = ["end_turn", "max_tokens", "stop_sequence", "tool_use"];
+
 /// Why an answer ended.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicStop")]
 pub(crate) struct Stop<'a> {
+    #[schemars(extend("enum" = STOP_REASONS))]
     pub(super) stop_reason: &'static str,
     pub(super) stop_sequence: Option<&'a str>,
 }
@@ -122,7 +143,8 @@ impl<'a> Stop<'a> {
 }
 
 /// Tokens. Those of the input are counted apart: what had to be read, and what was known already.
-#[derive(Default, Serialize)]
+#[derive(Default, JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicUsage")]
 pub(crate) struct Usage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
@@ -132,7 +154,8 @@ pub(crate) struct Usage {
 }
 
 /// What the tokens of the output were for.
-#[derive(Default, Serialize)]
+#[derive(Default, JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicUsageDetails")]
 struct Details {
     thinking_tokens: u32,
 }

@@ -8,9 +8,10 @@ mod conversation;
 mod error;
 mod message;
 mod request;
+pub(crate) mod schema;
 mod stream;
 
 pub(crate) use error::Envelope;
 pub(crate) use message::Message;
 pub(crate) use request::Request;
-pub(crate) use stream::Stream;
+pub(crate) use stream::{Event, Stream};

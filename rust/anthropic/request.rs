@@ -30,9 +30,13 @@ const SAME: [&str; 14] = [
     "prompt_cache_key",
 ];
 /// The fewest tokens for thinking that the API knows.
-const LEAST_BUDGET: i64 = 1024;
+pub(super) const LEAST_BUDGET: i64 = 1024;
 /// The longest name of a tool: the API takes longer ones than others do, and those of MCP servers are.
 const NAME: usize = 128;
+/// The same, as a pattern.
+pub(super) const TOOL_NAME: &str = "^[a-zA-Z0-9_-]{1,128}$";
+/// How hard a model may be told to think.
+pub(super) const WORDS_FOR_EFFORT: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
 /// How hard a model thinks that is told to think and not how hard.
 const EFFORT: &str = "medium";
 /// No thoughts at all.
@@ -205,19 +209,23 @@ fn thinking(root: &At<'_, '_>) -> Result<Thinking> {
 fn effort(root: &At<'_, '_>) -> Result<&'static str> {
     let Some(config) = root.get("output_config") else { return Ok(EFFORT) };
     config.object()?;
-    let words = ["low", "medium", "high", "xhigh", "max"].map(|word| (word, word));
+    let words = WORDS_FOR_EFFORT.map(|word| (word, word));
     Ok(config.get("effort").map(|effort| effort.one_of(&words)).transpose()?.unwrap_or(EFFORT))
 }
 
-/// The form of the answer, in the place that it has now or in the one that it had.
+/// The form of the answer, in the place that it has now or in the one that it had; both are checked.
 fn format(root: &At<'_, '_>) -> Result<Option<Value>> {
     let config = root.get("output_config");
-    let at = config.as_ref().and_then(|config| config.get("format")).or_else(|| root.get("output_format"));
-    let Some(at) = at else { return Ok(None) };
+    let now = config.as_ref().and_then(|config| config.get("format")).map(form).transpose()?;
+    let before = root.get("output_format").map(form).transpose()?;
+    Ok(now.or(before))
+}
+
+fn form(at: At<'_, '_>) -> Result<Value> {
     at.object()?;
     at.need("type")?.one_of(&[("json_schema", ())])?;
     let schema = at.need("schema")?.object()?;
-    Ok(Some(json!({"type": "json_schema", "name": "answer", "schema": schema, "strict": true})))
+    Ok(json!({"type": "json_schema", "name": "answer", "schema": schema, "strict": true}))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //!
 //! How the bytes are framed is the door's business.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -14,10 +15,12 @@ use crate::responses::Running;
 use crate::responses::item::Item;
 
 /// An event, as it goes out.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicEvent")]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Event<'a> {
     MessageStart {
+        #[schemars(with = "Message<'_>")]
         message: &'a RawValue,
     },
     ContentBlockStart {
@@ -43,7 +46,8 @@ pub(crate) enum Event<'a> {
 }
 
 /// What a block has more of.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "AnthropicDelta")]
 #[serde(tag = "type")]
 pub(crate) enum Delta<'a> {
     #[serde(rename = "text_delta")]

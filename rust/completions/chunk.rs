@@ -2,14 +2,16 @@
 //!
 //! The first chunk says who speaks, the last one with a choice why it ended; in between each says what an event of the response adds.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::object::{Logprobs, Usage};
-use super::{INDEX, Wanted, finish_reason, id, in_terms};
+use super::{FINISH_REASONS, INDEX, Wanted, finish_reason, id, in_terms};
 use crate::error::Error;
 use crate::models::TokenLogprob;
 use crate::responses::input::BETWEEN_TURNS;
 use crate::responses::item::Item;
+use crate::responses::schema::words;
 use crate::responses::{Event, Response};
 
 /// The head that all chunks of a completion have, and how far it is.
@@ -38,10 +40,13 @@ pub enum Said<'a> {
 }
 
 /// A chunk of a completion.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatCompletionChunk")]
 pub struct Chunk<'a> {
     id: &'a str,
+    #[schemars(extend("const" = "chat.completion.chunk"))]
     object: &'static str,
+    /// When the request arrived, in seconds since 1970.
     created: u64,
     model: &'a str,
     system_fingerprint: (),
@@ -52,18 +57,25 @@ pub struct Chunk<'a> {
     usage: Option<Option<Usage>>,
 }
 
-#[derive(Debug, Serialize)]
+/// The answer, as far as this chunk has it.
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatChunkChoice")]
 struct Choice<'a> {
+    #[schemars(extend("const" = INDEX))]
     index: usize,
     delta: Delta<'a>,
     logprobs: Option<Logprobs<'a>>,
+    /// Null until the last.
+    #[schemars(extend("enum" = words(&FINISH_REASONS)))]
     finish_reason: Option<&'static str>,
 }
 
 /// What a chunk adds to the message.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, JsonSchema, Serialize)]
+#[schemars(rename = "ChatDelta")]
 struct Delta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("const" = "assistant"))]
     role: Option<&'static str>,
     /// Null beside the role: whether there will be words is not known yet.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,12 +87,14 @@ struct Delta<'a> {
 }
 
 /// What a chunk adds to one call. Its id, type and name come with the first.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, JsonSchema, Serialize)]
+#[schemars(rename = "ChatCallDelta")]
 struct CallDelta<'a> {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["function", "custom"]))]
     r#type: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     function: Option<FunctionDelta<'a>>,
@@ -88,14 +102,18 @@ struct CallDelta<'a> {
     custom: Option<CustomDelta<'a>>,
 }
 
-#[derive(Debug, Serialize)]
+/// More of a call of a function.
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatFunctionDelta")]
 struct FunctionDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     arguments: &'a str,
 }
 
-#[derive(Debug, Serialize)]
+/// More of a call of a tool that takes a text.
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatCustomDelta")]
 struct CustomDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,

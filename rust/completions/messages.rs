@@ -2,12 +2,14 @@
 //!
 //! Every call is answered exactly once, by a `tool` message right after the message that has it, in any order.
 
+use std::borrow::Cow;
+
 use serde_json::json;
 
 use crate::error::Result;
 use crate::prompt::{Call, Role, Turn};
 use crate::responses::Seal;
-use crate::responses::input::{BETWEEN_CALLS, BETWEEN_PARTS, History, LEFT_OPEN, join};
+use crate::responses::input::{BETWEEN_CALLS, History, LEFT_OPEN, join, text_of};
 use crate::responses::tools::INPUT;
 use crate::responses::validate::At;
 
@@ -23,7 +25,7 @@ pub(super) fn turns(root: &At<'_, '_>) -> Result<Vec<Turn>> {
         read(&mut history, &message)?;
     }
     if !any {
-        return Err(messages.wrong("at least one message"));
+        return Err(messages.wrong("an array of at least one message"));
     }
     history.answered(&messages, LEFT_OPEN)?;
     Ok(history.into_turns())
@@ -88,28 +90,15 @@ fn assistant(history: &mut History<'_>, message: &At<'_, '_>) -> Result<()> {
 
 /// A text, or parts of text.
 fn text(content: &At<'_, '_>) -> Result<String> {
-    if content.value.is_string() {
-        return Ok(content.string()?.to_owned());
-    }
-    if !content.value.is_array() {
-        return Err(content.not("a string or an array of parts"));
-    }
-    let mut text = String::new();
-    for (index, part) in content.each()?.enumerate() {
-        if index > 0 {
-            text.push_str(BETWEEN_PARTS);
-        }
-        text.push_str(part_text(&part)?);
-    }
-    Ok(text)
+    text_of(content, part_text)
 }
 
-fn part_text<'v>(part: &At<'v, '_>) -> Result<&'v str> {
+fn part_text<'v>(part: &At<'v, '_>) -> Result<Cow<'v, str>> {
     part.object()?;
     let kind = part.need("type")?;
     match kind.string()? {
-        "text" => part.need("text")?.string(),
-        "refusal" => part.need("refusal")?.string(),
+        "text" => part.need("text")?.string().map(Cow::Borrowed),
+        "refusal" => part.need("refusal")?.string().map(Cow::Borrowed),
         name @ ("image_url" | "input_audio" | "file" | "video_url") => {
             Err(kind.unsupported(format_args!("is {name:?}: this server takes text only")).hint("send parts of type text"))
         }

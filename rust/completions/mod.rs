@@ -1,12 +1,14 @@
 //! Chat Completions as such: a second form of what the Responses API asks and answers. Knows no HTTP.
 //!
 //! [`read`] makes a request of [`crate::responses`] of one of this form (with `messages` for its conversation and `tools`), so that all that is checked and done is
-//! the same; what comes of it is told as one [`Completion`], or event by event as [`Chunks`]. Both say the same: the deltas of the chunks add up to the message.
+//! the same; what comes of it is told as one [`Completion`], or event by event as [`Chunks`]. Both say the same: the deltas of the chunks add up to the message. `schema` is what such
+//! a request may hold, for the document of the API.
 
 mod chunk;
 mod messages;
 mod object;
 mod request;
+pub(crate) mod schema;
 mod tools;
 
 pub use chunk::{Chunk, Chunks, Said};
@@ -19,6 +21,9 @@ use crate::responses::object::{Incomplete, Status};
 
 /// The only choice of a completion.
 const INDEX: usize = 0;
+
+/// Why an answer may end.
+const FINISH_REASONS: [&str; 4] = ["stop", "length", "tool_calls", "content_filter"];
 
 /// Why an answer ended.
 fn finish_reason(response: &Response) -> &'static str {

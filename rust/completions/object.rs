@@ -2,19 +2,23 @@
 //!
 //! A response may have several messages and thoughts; a completion has one message, in which each is one text.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{INDEX, Wanted, finish_reason, id};
+use super::{FINISH_REASONS, INDEX, Wanted, finish_reason, id};
 use crate::models::TokenLogprob;
 use crate::responses::Response;
 use crate::responses::input::join;
 use crate::responses::item::{Item, Part};
 
 /// A whole completion.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatCompletion")]
 pub struct Completion<'a> {
     id: String,
+    #[schemars(extend("const" = "chat.completion"))]
     object: &'static str,
+    /// When the request arrived, in seconds since 1970.
     created: u64,
     model: &'a str,
     choices: [Choice<'a>; 1],
@@ -23,21 +27,29 @@ pub struct Completion<'a> {
     system_fingerprint: (),
 }
 
-#[derive(Debug, Serialize)]
+/// The answer.
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatChoice")]
 struct Choice<'a> {
+    #[schemars(extend("const" = INDEX))]
     index: usize,
     message: Message<'a>,
     logprobs: Option<Logprobs<'a>>,
+    #[schemars(extend("enum" = FINISH_REASONS))]
     finish_reason: &'static str,
 }
 
-#[derive(Debug, Serialize)]
+/// What the assistant says.
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatAnswer")]
 struct Message<'a> {
+    #[schemars(extend("const" = "assistant"))]
     role: &'static str,
     /// Null where the answer has no words.
     content: Option<String>,
     /// Null: what a model says of itself is content.
     refusal: (),
+    /// What the model thought.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -45,34 +57,42 @@ struct Message<'a> {
 }
 
 /// A call of a tool.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatAnswerCall")]
 struct Call<'a> {
     id: &'a str,
     #[serde(flatten)]
     tool: Tool<'a>,
 }
 
-#[derive(Debug, Serialize)]
+/// What is called, and with what.
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatAnswerTool")]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Tool<'a> {
     Function { function: Function<'a> },
     Custom { custom: Custom<'a> },
 }
 
-#[derive(Debug, Serialize)]
+/// A function that the client is to call, with arguments in JSON.
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatAnswerFunction")]
 struct Function<'a> {
     name: &'a str,
     arguments: &'a str,
 }
 
-#[derive(Debug, Serialize)]
+/// A tool of the client's that takes a text.
+#[derive(Debug, JsonSchema, Serialize)]
+#[schemars(rename = "ChatAnswerCustom")]
 struct Custom<'a> {
     name: &'a str,
     input: &'a str,
 }
 
 /// The tokens of words.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[schemars(rename = "ChatLogprobs")]
 pub(super) struct Logprobs<'a> {
     pub(super) content: Vec<&'a TokenLogprob>,
     /// Null: see the message.
@@ -80,7 +100,8 @@ pub(super) struct Logprobs<'a> {
 }
 
 /// How many tokens there were.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, JsonSchema, Serialize)]
+#[schemars(rename = "ChatUsage")]
 pub(super) struct Usage {
     prompt_tokens: usize,
     completion_tokens: u32,
@@ -89,12 +110,16 @@ pub(super) struct Usage {
     completion_tokens_details: CompletionDetails,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+/// Where the prompt's tokens came from.
+#[derive(Debug, Clone, Copy, JsonSchema, Serialize)]
+#[schemars(rename = "ChatPromptDetails")]
 struct PromptDetails {
     cached_tokens: usize,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+/// What the answer's tokens were for.
+#[derive(Debug, Clone, Copy, JsonSchema, Serialize)]
+#[schemars(rename = "ChatCompletionDetails")]
 struct CompletionDetails {
     reasoning_tokens: u32,
 }

@@ -4,6 +4,7 @@
 
 use hyper::header::HeaderName;
 use hyper::{Response, StatusCode};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::inbound::Inbound;
@@ -21,8 +22,10 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const PING: &[u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
 /// How many tokens a request's input is.
-#[derive(Serialize)]
-struct Counted {
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "MessageTokens")]
+pub(super) struct Counted {
+    /// Of the prompt that a model would get.
     input_tokens: usize,
 }
 

@@ -1,5 +1,5 @@
 //! `GET /openapi.json`: what this door takes and gives, as an OpenAPI 3.1 document. It is made from the types that answers are written from, from those
-//! that describe requests (`responses::schema`) and from the table of errors; what the routes are for is written here, and the outline of those in the form of other APIs.
+//! that describe requests (`responses::schema` and its namesakes) and from the table of errors; what the routes are for is written here.
 //!
 //! A route of [`super::routes`] has an entry in [`paths`]: a test holds the two together.
 
@@ -15,7 +15,11 @@ use super::health::Health;
 use super::models::{List, Model};
 use super::outbound::Envelope;
 use super::routes::Counted;
-use super::{metrics, sse};
+use super::{messages, metrics, sse};
+use crate::anthropic;
+use crate::anthropic::schema::{CountMessageTokens, CreateMessage};
+use crate::completions::schema::CreateChatCompletion;
+use crate::completions::{Chunk, Completion};
 use crate::error::Code;
 use crate::responses::schema::CreateResponse;
 use crate::responses::{Event, Response};
@@ -57,44 +61,40 @@ fn paths(schemas: &mut Schemas) -> Value {
         "name": "live", "in": "query", "required": false, "description": "asks for the process alone", "allowEmptyValue": true,
         "schema": { "type": "string" },
     }]);
+    let envelope = schemas.json::<Envelope<'_>>();
     let responses = {
-        let (response, event) = (schemas.told::<Response>(), schemas.told::<Event<'_>>());
-        let content = json!({
-            "application/json": { "schema": response },
-            (sse::TYPE): { "schema": { "type": "string", "description": "server-sent events; the data of each but the last is an Event" }, "x-itemSchema": event },
-        });
+        let content = streamed(schemas.told::<Response>(), schemas.told::<Event<'_>>(), true);
         let body = schemas.asked::<CreateResponse>();
-        post("createResponse", "Answers a conversation", body, content, schemas)
+        post("createResponse", "Answers a conversation", body, content, &envelope)
     };
     let input_tokens = {
         let body = schemas.asked::<CreateResponse>();
         let content = schemas.json::<Counted>();
-        post("countInputTokens", "Counts the tokens of a request's input, without an answer", body, content, schemas)
+        post("countInputTokens", "Counts the tokens of a request's input, without an answer", body, content, &envelope)
     };
-    let completions = adapted(
-        "createChatCompletion",
-        "Answers a conversation, in the form of Chat Completions",
-        &["messages"],
-        "chat.completion",
-        schemas,
-    );
-    let messages = anthropic(adapted(
-        "createMessage",
-        "Answers a conversation, in the form of Anthropic's Messages",
-        &["messages", "max_tokens"],
-        "message",
-        schemas,
-    ));
-    let mut count =
-        adapted("countMessageTokens", "Counts the tokens of such a request, without an answer", &["messages"], "count", schemas);
-    count["responses"]["200"]["content"] = json!({ "application/json": { "schema": {
-        "type": "object", "required": ["input_tokens"], "properties": { "input_tokens": { "type": "integer", "minimum": 0 } },
-    } } });
-    let count = anthropic(count);
+    let completions = {
+        let chunk = json!({ "anyOf": [schemas.told::<Chunk<'_>>(), schemas.told::<Envelope<'_>>()] });
+        // An answer that fails ends with an error.
+        let content = streamed(schemas.told::<Completion<'_>>(), chunk, true);
+        let body = schemas.asked::<CreateChatCompletion>();
+        post("createChatCompletion", "Answers a conversation, in the form of Chat Completions", body, content, &envelope)
+    };
+    let of_messages = schemas.json::<anthropic::Envelope<'_>>();
+    let messages = {
+        let (message, event) = (schemas.told::<anthropic::Message<'_>>(), schemas.told::<anthropic::Event<'_>>());
+        let content = streamed(message, event, false);
+        let body = schemas.asked::<CreateMessage>();
+        post("createMessage", "Answers a conversation, in the form of Anthropic's Messages", body, content, &of_messages)
+    };
+    let count = {
+        let body = schemas.asked::<CountMessageTokens>();
+        let content = schemas.json::<messages::Counted>();
+        post("countMessageTokens", "Counts the tokens of such a request, without an answer", body, content, &of_messages)
+    };
     let models = schemas.json::<List>();
     let model = schemas.json::<Model>();
     let health = schemas.json::<Health>();
-    let mut of_health = get("getHealth", "Whether the server can serve", &live, health.clone(), schemas);
+    let mut of_health = get("getHealth", "Whether the server can serve", &live, health.clone(), &envelope);
     of_health["responses"]["503"] = json!({ "description": "it cannot", "content": health });
     let page = json!({ (metrics::TYPE): { "schema": { "type": "string" } } });
     let any = json!({ "application/json": { "schema": { "type": "object" } } });
@@ -105,79 +105,53 @@ fn paths(schemas: &mut Schemas) -> Value {
         "/v1/chat/completions": { "post": completions },
         "/v1/messages": { "post": messages },
         "/v1/messages/count_tokens": { "post": count },
-        "/v1/models": { "get": get("listModels", "The models that are served", &none, models, schemas) },
-        "/v1/models/{id}": { "get": get("getModel", "One of them", &id, model, schemas) },
+        "/v1/models": { "get": get("listModels", "The models that are served", &none, models, &envelope) },
+        "/v1/models/{id}": { "get": get("getModel", "One of them", &id, model, &envelope) },
         "/health": { "get": of_health },
-        "/metrics": { "get": get("getMetrics", "Counts and times for Prometheus", &none, page, schemas) },
-        "/openapi.json": { "get": get("getOpenApi", "This document", &none, any, schemas) },
+        "/metrics": { "get": get("getMetrics", "Counts and times for Prometheus", &none, page, &envelope) },
+        "/openapi.json": { "get": get("getOpenApi", "This document", &none, any, &envelope) },
     })
 }
 
-/// A route in the form of another API, of which is told here only what it must have: whose documents describe the rest.
-fn adapted(id: &str, summary: &str, required: &[&str], kind: &str, schemas: &mut Schemas) -> Value {
-    let body = json!({
+/// An answer as an object, or as events of which this one's `data` is JSON. `done`: whether the last one is no JSON.
+fn streamed(whole: Value, event: Value, done: bool) -> Value {
+    let json = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": event });
+    let data = if done { json!({ "anyOf": [json, { "const": "[DONE]" }] }) } else { json };
+    let each = json!({
         "type": "object",
-        "required": required,
-        "properties": {
-            "model": { "type": ["string", "null"] },
-            "messages": { "type": "array", "items": { "type": "object", "required": ["role"], "properties": { "role": { "type": "string" } } } },
-        },
+        "description": "a server-sent event",
+        "required": ["data"],
+        "properties": { "event": { "type": "string" }, "data": data },
     });
-    let answer = json!({ "type": "object", "required": ["id", "model"], "description": format!("a `{kind}`") });
-    let stream = json!({ "type": "string", "description": "server-sent events, where `stream` is true" });
-    let content = json!({ "application/json": { "schema": answer }, (sse::TYPE): { "schema": stream } });
-    post(id, summary, body, content, schemas)
-}
-
-/// The same route with errors in the envelope of Anthropic's API.
-fn anthropic(mut route: Value) -> Value {
-    let schema = json!({
-        "type": "object",
-        "required": ["type", "error", "request_id"],
-        "properties": {
-            "type": { "const": "error" },
-            "error": {
-                "type": "object",
-                "required": ["type", "message"],
-                "properties": { "type": { "type": "string" }, "message": { "type": "string" } },
-            },
-            "request_id": { "type": "string" },
-        },
-    });
-    let answers = route["responses"].as_object_mut().into_iter().flatten();
-    for (_, answer) in answers.filter(|(status, _)| *status != "200") {
-        answer["content"] = json!({ "application/json": { "schema": schema } });
-    }
-    route
+    json!({ "application/json": { "schema": whole }, (sse::TYPE): { "schema": each } })
 }
 
 /// A route that is asked for something; `content` is what it gives.
-fn get(id: &str, summary: &str, parameters: &Value, content: Value, schemas: &mut Schemas) -> Value {
-    let mut answers = errors(schemas, |status| !OF_BODIES.contains(&status) && status < 500);
+fn get(id: &str, summary: &str, parameters: &Value, content: Value, envelope: &Value) -> Value {
+    let mut answers = errors(envelope, |status| !OF_BODIES.contains(&status) && status < 500);
     answers.insert("200".to_owned(), json!({ "description": "what was asked for", "content": content }));
     json!({ "operationId": id, "summary": summary, "parameters": parameters, "responses": answers })
 }
 
 /// A route that takes a body.
-fn post(id: &str, summary: &str, body: Value, content: Value, schemas: &mut Schemas) -> Value {
-    let mut answers = errors(schemas, |_| true);
+fn post(id: &str, summary: &str, body: Value, content: Value, envelope: &Value) -> Value {
+    let mut answers = errors(envelope, |_| true);
     answers.insert("200".to_owned(), json!({ "description": "the answer", "content": content }));
     let body = json!({ "required": true, "content": { "application/json": { "schema": body } } });
     json!({ "operationId": id, "summary": summary, "requestBody": body, "responses": answers })
 }
 
-/// The errors of the table whose status a route may answer with, and any other.
-fn errors(schemas: &mut Schemas, may: impl Fn(u16) -> bool) -> Map<String, Value> {
-    let content = schemas.json::<Envelope<'_>>();
+/// The errors of the table whose status a route may answer with, and any other, in this envelope.
+fn errors(envelope: &Value, may: impl Fn(u16) -> bool) -> Map<String, Value> {
     let mut meanings: BTreeMap<u16, Vec<String>> = BTreeMap::new();
     for row in Code::ALL.iter().map(|code| code.row()).filter(|row| may(row.status)) {
         meanings.entry(row.status).or_default().push(format!("`{}`: {}", row.name, row.meaning));
     }
     let mut answers = Map::new();
     for (status, meanings) in meanings {
-        answers.insert(status.to_string(), json!({ "description": meanings.join("; "), "content": content }));
+        answers.insert(status.to_string(), json!({ "description": meanings.join("; "), "content": envelope }));
     }
-    answers.insert("default".to_owned(), json!({ "description": "an error", "content": content }));
+    answers.insert("default".to_owned(), json!({ "description": "an error", "content": envelope }));
     answers
 }
 

@@ -1,7 +1,7 @@
 //! Models: their names, how they get here, what their folders hold, and those that this process serves.
 //!
 //! [`catalog`] says what a name means, with the [`table`] of keys, [`fetch`] brings it here ([`pip`] from the package index, [`hub`] from a Hugging Face
-//! hub, [`import`] from GGUF to an engine's form), [`folder`] and [`whole`] check that it is whole. [`sampling`] is what its makers recommend. [`hosted`] is a model in service and [`answer`] what it says. Doors come in through [`Models`].
+//! hub, [`import`] from GGUF to an engine's form), [`folder`] and [`whole`] check that it is whole. [`sampling`] is what its makers recommend. [`hosted`] is a model in service, [`loaded`] one that answers and [`answer`] what it says. Doors come in through [`Models`].
 
 pub mod answer;
 mod builtin;
@@ -13,6 +13,7 @@ pub mod hosted;
 pub mod hub;
 pub mod import;
 pub mod llama;
+pub mod loaded;
 mod logprobs;
 mod mlx;
 pub mod onnx;
@@ -31,7 +32,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use answer::{Answer, Ending, Piece, Pieces};
-pub use hosted::{Ask, Hosted, Loading, Model, State, beside};
+pub use hosted::{Hosted, Loading, State, beside};
+pub use loaded::{Ask, Model};
 pub use logprobs::{Likely, TokenLogprob};
 pub use prompt::{Prompt, PromptOptions};
 pub use sampling::{Controls, Defaults};

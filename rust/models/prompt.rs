@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::models::hosted::Model;
+use crate::models::loaded::Model;
 use crate::text::decode::Visible;
 use crate::text::{Format, Parser, Signatures};
 

@@ -20,7 +20,7 @@ pub(super) const BIAS: RangeInclusive<f64> = -100.0..=100.0;
 /// The most biases of one request.
 pub(super) const BIASES: usize = 1024;
 /// The most of the likeliest tokens that are told beside each one.
-pub(super) const TOP_LOGPROBS: i64 = 20;
+pub(crate) const TOP_LOGPROBS: i64 = 20;
 /// The most ids that may be guessed ahead.
 const DEEPEST: u64 = 64;
 /// The additional output that asks for log probabilities.

@@ -291,6 +291,11 @@ fn unknown_reference(at: &At<'_, '_>) -> Error {
 
 /// A text, or parts of text.
 fn text(content: &At<'_, '_>) -> Result<String> {
+    text_of(content, part_text)
+}
+
+/// A text, or parts of text, each of which is read so.
+pub(crate) fn text_of<'v>(content: &At<'v, '_>, read: impl Fn(&At<'v, '_>) -> Result<Cow<'v, str>>) -> Result<String> {
     if content.value.is_string() {
         return Ok(content.string()?.to_owned());
     }
@@ -302,7 +307,7 @@ fn text(content: &At<'_, '_>) -> Result<String> {
         if index > 0 {
             text.push_str(BETWEEN_PARTS);
         }
-        text.push_str(&part_text(&part)?);
+        text.push_str(&read(&part)?);
     }
     Ok(text)
 }

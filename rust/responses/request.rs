@@ -29,7 +29,7 @@ pub(super) const SALT: usize = 256;
 /// How much a model says unless told otherwise.
 const MEDIUM: &str = "medium";
 /// How hard a model may be told to think.
-pub(super) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 /// How thoughts may be summed up.
 pub(super) const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
 /// The additional output that asks for sealed thoughts.

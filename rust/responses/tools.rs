@@ -305,6 +305,7 @@ fn format(at: &At<'_, '_>, description: &str) -> Result<String> {
     format.object()?;
     // Chat Completions has it one level deeper.
     let (inner, definition) = (format.get("grammar"), format.get("definition"));
+    inner.as_ref().map(|at| at.object()).transpose()?;
     let definition = inner.as_ref().and_then(|grammar| grammar.get("definition")).or(definition);
     let grammar = definition.map(|at| at.string()).transpose()?;
     Ok(grammar.map_or_else(|| description.to_owned(), |grammar| format!("{description}\nThe input follows this grammar:\n{grammar}")))

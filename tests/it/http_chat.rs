@@ -1,6 +1,6 @@
 //! Chat Completions over the wire: both forms of an answer, tools, forms, and what is refused before the first byte.
 
-use emberd::engine::mock::{Mock, vocabulary};
+use emberd::engine::mock::Mock;
 use emberd::http::Options;
 use emberd::responses::ReasoningEvents;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::completions_stream::{choice, sum};
 use crate::http_grammar;
 use crate::http_messages_input;
-use crate::http_support::{MODEL, Reply, Server, post, request};
+use crate::http_support::{MODEL, Reply, Server, call, post, request, script};
 
 pub const PATH: &str = "/v1/chat/completions";
 
@@ -43,14 +43,6 @@ fn with(mut body: Value, more: &Value) -> Value {
         body[key] = value.clone();
     }
     body
-}
-
-fn script(answers: &[&str]) -> Mock {
-    Mock { script: answers.iter().map(|text| vocabulary::answer(text)).collect(), ..Mock::default() }
-}
-
-fn call(name: &str, arguments: &str) -> String {
-    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>\n")
 }
 
 fn tools() -> Value {

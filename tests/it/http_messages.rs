@@ -2,21 +2,13 @@
 
 use std::time::Duration;
 
-use emberd::engine::mock::{Fault, Mock, vocabulary};
+use emberd::engine::mock::{Fault, Mock};
 use emberd::http::Options;
 use http_body_util::{BodyExt, Full};
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::http_support::{Client, MODEL, Reply, Server, gated, get, post, request, until};
-
-fn script(answers: &[&str]) -> Mock {
-    Mock { script: answers.iter().map(|text| vocabulary::answer(text)).collect(), ..Mock::default() }
-}
-
-fn call(name: &str, arguments: &str) -> String {
-    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>\n")
-}
+use crate::http_support::{Client, MODEL, Reply, Server, call, gated, get, post, request, script, until};
 
 fn tools() -> Value {
     json!([

@@ -359,6 +359,15 @@ async fn what_is_wrong_is_named_by_the_field_that_the_client_knows() {
             with(json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}})),
             "`messages[0].content[0].source.type` is \"base64\"",
         ),
+        (
+            // Only text stands within a block of words.
+            with(json!({"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}})),
+            "`messages[0].content[0].source.content[0].type` is \"image\"",
+        ),
+        (
+            with(json!({"type": "search_result", "title": "a", "source": "b", "content": [{"type": "tool_reference", "tool_name": "a"}]})),
+            "`messages[0].content[0].content[0].type` must be",
+        ),
         (with(used("1", json!({}))), "`messages[0].content[0].type` must be"),
         (with(result("toolu_9", "x")), "`messages[0].content[0].tool_use_id` is the id of no call that waits for its output: \"toolu_9\""),
         (of(json!([user("a"), assistant(json!([used("toolu_1", json!({}))]))])), "\"toolu_1\""),
@@ -397,6 +406,10 @@ async fn what_is_wrong_is_named_by_the_field_that_the_client_knows() {
         (asking(json!({"output_config": {"effort": "none"}})), "`output_config.effort`"),
         (asking(json!({"output_config": {"format": {"type": "text"}}})), "`output_config.format.type`"),
         (asking(json!({"output_config": {"format": {"type": "json_schema", "schema": not}}})), "output_config.format.schema: "),
+        (
+            asking(json!({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "output_format": {"type": "text"}})),
+            "`output_format.type` must be one of",
+        ),
         (tool(json!({"input_schema": schema()})), "`tools[0].name` is required"),
         (tool(json!({"name": "a b", "input_schema": schema()})), "`tools[0].name` must be"),
         (tool(json!({"name": "a".repeat(129), "input_schema": schema()})), "`tools[0].name` must be 1 to 128 letters"),

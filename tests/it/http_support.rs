@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use emberd::engine::host::{Launches, launcher};
-use emberd::engine::mock::{Mock, Pace};
+use emberd::engine::mock::{Mock, Pace, vocabulary};
 use emberd::engine::port::Load;
 use emberd::engine::{Engine, Settings};
 use emberd::http::{Listener, Options, serve};
@@ -226,6 +226,16 @@ pub fn request(method: &str, path: &str) -> hyper::http::request::Builder {
 
 pub fn post(path: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
     request("POST", path).header("content-type", "application/json").body(Full::new(body.into())).unwrap()
+}
+
+/// An engine that gives these answers in order.
+pub fn script(answers: &[&str]) -> Mock {
+    Mock { script: answers.iter().map(|text| vocabulary::answer(text)).collect(), ..Mock::default() }
+}
+
+/// A call as the model of the mock's template writes it.
+pub fn call(name: &str, arguments: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>\n")
 }
 
 /// A mock that makes a step for each message.

@@ -1,15 +1,11 @@
 //! Tools, thoughts and what comes of them over the wire, with the mock engine told what to answer.
 
-use emberd::engine::mock::{Mock, vocabulary};
+use emberd::engine::mock::Mock;
 use emberd::http::Options;
 use emberd::responses::ReasoningEvents;
 use serde_json::{Value, json};
 
-use crate::http_support::{Server, get, post, until};
-
-fn script(answers: &[&str]) -> Mock {
-    Mock { script: answers.iter().map(|text| vocabulary::answer(text)).collect(), ..Mock::default() }
-}
+use crate::http_support::{Server, call, get, post, script, until};
 
 fn tools() -> Value {
     json!([
@@ -18,10 +14,6 @@ fn tools() -> Value {
         {"type": "custom", "name": "draw"},
         {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "do"}]},
     ])
-}
-
-fn call(name: &str, arguments: &str) -> String {
-    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>\n")
 }
 
 /// The output without ids, which differ.

@@ -140,6 +140,11 @@ fn each_wrong_field_is_named_with_its_path() {
             InvalidType,
             "tools[0].format.definition",
         ),
+        (
+            with("tools", json!([{"type": "custom", "name": "n", "format": {"type": "grammar", "grammar": 5}}])),
+            InvalidType,
+            "tools[0].format.grammar",
+        ),
         (with("tool_choice", json!("always")), InvalidValue, "tool_choice"),
         (with("tool_choice", json!("required")), InvalidValue, "tool_choice"),
         (with("tool_choice", json!({"type": "function", "name": "f"})), InvalidValue, "tool_choice.name"),

@@ -6,6 +6,7 @@ Loaded by schemathesis itself (`SCHEMATHESIS_HOOKS`), which is why it imports no
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 import schemathesis
@@ -13,9 +14,13 @@ import schemathesis
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """Leaves models out that nobody has: requests for them would all end at the same place."""
-    if isinstance(body, dict) and isinstance(body.get("model"), str):
-        return {key: value for key, value in body.items() if key != "model"}
+    """Leaves models out that nobody has, since requests for them would all end at the same place, and has every second answer streamed."""
+    if not isinstance(body, dict):
+        return body
+    if isinstance(body.get("model"), str):
+        body = {key: value for key, value in body.items() if key != "model"}
+    if body.get("stream") in (None, False) and zlib.crc32(repr(body).encode()) % 2:
+        body = {**body, "stream": True}
     return body
 
 

@@ -18,16 +18,18 @@ pub(super) enum Input {
 #[schemars(untagged)]
 pub(super) enum InputItem {
     Message(InputMessage),
+    Assistant(AssistantMessage),
     Reasoning(InputReasoning),
     FunctionCall(InputFunctionCall),
     CustomToolCall(InputCustomToolCall),
     LocalCall(InputLocalCall),
     CallOutput(InputCallOutput),
     LocalCallOutput(InputLocalCallOutput),
+    LocalShellOutput(InputLocalShellOutput),
     HostedCall(InputHostedCall),
 }
 
-/// Words of somebody.
+/// Words of the user's or the system's.
 #[derive(JsonSchema)]
 pub(super) struct InputMessage {
     id: Option<String>,
@@ -35,9 +37,21 @@ pub(super) struct InputMessage {
     #[schemars(extend("enum" = ["message", null]))]
     r#type: Option<String>,
     /// `developer` is as good as `system`.
-    #[schemars(extend("enum" = ["user", "assistant", "system", "developer"]))]
+    #[schemars(extend("enum" = ["user", "system", "developer"]))]
     role: String,
-    /// Only an assistant's may be absent.
+    content: Content,
+}
+
+/// Words of the assistant's.
+#[derive(JsonSchema)]
+pub(super) struct AssistantMessage {
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("enum" = ["message", null]))]
+    r#type: Option<String>,
+    #[schemars(extend("const" = "assistant"))]
+    role: String,
+    /// None where it only called tools.
     content: Option<Content>,
 }
 
@@ -82,7 +96,7 @@ pub(super) struct FilePart {
     filename: Option<String>,
     /// A data URL of a text.
     #[schemars(extend("examples" = ["data:text/plain,word"]))]
-    file_data: Option<String>,
+    file_data: String,
     /// Only null: files are not kept here.
     file_id: Option<()>,
     /// Only null: nothing is fetched.
@@ -161,13 +175,28 @@ pub(super) struct InputCallOutput {
     output: Content,
 }
 
-/// What came of a call of something that the client has run by itself. Of a local shell the call's id may stand in `id`.
+/// What came of a call of something that the client has run by itself.
 #[derive(JsonSchema)]
 pub(super) struct InputLocalCallOutput {
     id: Option<String>,
     status: Option<String>,
-    #[schemars(extend("enum" = ["local_shell_call_output", "shell_call_output", "apply_patch_call_output", "computer_call_output"]))]
+    #[schemars(extend("enum" = ["shell_call_output", "apply_patch_call_output", "computer_call_output"]))]
     r#type: String,
+    #[schemars(length(min = 1))]
+    call_id: String,
+    #[schemars(extend("not" = { "type": "null" }))]
+    output: Value,
+}
+
+/// What came of a call of a local shell.
+#[derive(JsonSchema)]
+pub(super) struct InputLocalShellOutput {
+    /// That of the call, where there is no `call_id`.
+    id: Option<String>,
+    status: Option<String>,
+    #[schemars(extend("const" = "local_shell_call_output"))]
+    r#type: String,
+    #[schemars(length(min = 1))]
     call_id: Option<String>,
     #[schemars(extend("not" = { "type": "null" }))]
     output: Value,

@@ -1,32 +1,30 @@
 //! What a request may hold, as types from which the OpenAPI document is made.
 //!
 //! Requests are read and checked by hand (`request` and what it calls), so that every complaint names its field and a null is as good as an absent
-//! field; nothing is ever read into these types. That the two agree is tested below: every field and word that one of them knows, the other knows, and
-//! what is at a bound passes while what is beyond it does not. Bounds and words are written once, where they are checked, wherever both can use them.
+//! field; nothing is ever read into these types. That the two agree is tested (`described`): every field and word that one of them knows, the other knows; what is
+//! at a bound passes while what is beyond it does not; a field may be absent in both or in neither. Bounds and words are written once, where they are checked, wherever both can use them.
 #![allow(dead_code)] // The derive alone reads the fields.
 
+pub(crate) mod controls;
+#[cfg(test)]
+pub(crate) mod described;
 mod items;
 #[cfg(test)]
 mod tests;
-mod tools;
+pub(crate) mod tools;
 
 use schemars::JsonSchema;
 use serde_json::{Map, Value};
 
+use self::controls::{Metadata, Sampling, Stop};
 use self::items::Input;
 use self::tools::{Tool, ToolChoice};
-use super::controls::{BIAS, BIASES, PENALTY, TOP_LOGPROBS};
-use super::request::{EFFORTS, SALT, STOPS, SUMMARIES};
-use crate::models::sampling::LEAST_PENALTY;
+use super::controls::TOP_LOGPROBS;
+use super::request::{EFFORTS, SUMMARIES};
 
 /// Words of which one may stand in a field, or null.
-pub(super) fn words(words: &[&str]) -> Value {
+pub(crate) fn words(words: &[&str]) -> Value {
     words.iter().map(|word| Value::from(*word)).chain([Value::Null]).collect()
-}
-
-/// The number as it is written, and not as 32 bits have it.
-fn decimal(number: f32) -> f64 {
-    number.to_string().parse().unwrap_or(f64::from(number))
 }
 
 /// The body of `POST /v1/responses`. Fields that are not listed are ignored, and null is as good as absent.
@@ -57,37 +55,11 @@ pub struct CreateResponse {
     /// 0 takes the likeliest token.
     #[schemars(range(min = 0, max = 2))]
     temperature: Option<f64>,
-    /// Only the likeliest tokens that make up this share together.
-    #[schemars(range(min = 0, max = 1))]
-    top_p: Option<f64>,
-    /// Only this many of the likeliest tokens; 0: all.
-    #[schemars(range(min = 0, max = i32::MAX))]
-    top_k: Option<i64>,
-    /// Only tokens that are at least this share as likely as the likeliest.
-    #[schemars(range(min = 0, max = 1))]
-    min_p: Option<f64>,
-    /// Makes what the prompt and the answer have said less likely; 1: no effect.
-    #[schemars(range(min = decimal(LEAST_PENALTY), max = 2))]
-    repetition_penalty: Option<f64>,
-    /// Taken from the logit of what the answer has said.
-    #[schemars(range(min = *PENALTY.start(), max = *PENALTY.end()))]
-    presence_penalty: Option<f64>,
-    /// Taken from the logit of what the answer has said, as often as it has.
-    #[schemars(range(min = *PENALTY.start(), max = *PENALTY.end()))]
-    frequency_penalty: Option<f64>,
-    /// Added to the logits of these token ids.
-    #[schemars(extend(
-        "maxProperties" = BIASES,
-        "propertyNames" = { "pattern": "^(0|[1-9][0-9]{0,8})$" },
-        "additionalProperties" = { "type": ["number", "null"], "minimum": *BIAS.start(), "maximum": *BIAS.end() }
-    ))]
-    logit_bias: Option<Map<String, Value>>,
+    #[schemars(flatten)]
+    sampling: Sampling,
     /// How many of the likeliest tokens are told beside each one.
     #[schemars(range(min = 0, max = TOP_LOGPROBS))]
     top_logprobs: Option<i64>,
-    /// The same seed and prompt give the same answer.
-    #[schemars(range(min = i64::MIN, max = u64::MAX))]
-    seed: Option<i128>,
     /// Texts that end the answer, without being part of it.
     stop: Option<Stop>,
     /// The form of the answer.
@@ -101,9 +73,6 @@ pub struct CreateResponse {
     include: Option<Vec<Include>>,
     /// Up to 16 pairs that are told again in the response; `retention_seconds` is a number.
     metadata: Option<Metadata>,
-    /// Requests of different salts share nothing that was kept of prompts. At most 256 bytes in UTF-8.
-    #[schemars(length(min = 1, max = SALT))]
-    cache_salt: Option<String>,
     /// Told again in the response.
     prompt_cache_key: Option<String>,
     /// Has no effect.
@@ -129,12 +98,7 @@ pub struct CreateResponse {
     conversation: Option<()>,
     /// Not supported: the server keeps no prompt templates.
     prompt: Option<()>,
-    /// `ar` reads ahead nothing, `mtp` as much as `mtp_depth` says; anything else has no effect. It changes the pace alone.
-    #[schemars(extend("examples" = ["ar", "mtp"]))]
-    generation_mode: Option<Value>,
-    /// How many tokens may be guessed ahead, from 1 to 64; anything else has no effect.
-    mtp_depth: Option<Value>,
-    /// The two fields above, for clients that send them so; anything else in it has no effect.
+    /// `generation_mode` and `mtp_depth`, for clients that send them so; anything else in it has no effect.
     extra_body: Option<Value>,
 }
 
@@ -143,16 +107,6 @@ pub struct CreateResponse {
 struct StreamOptions {
     /// Has no effect: nothing is padded.
     include_obfuscation: Option<bool>,
-}
-
-/// One text, or several.
-#[derive(JsonSchema)]
-#[schemars(untagged)]
-enum Stop {
-    /// One.
-    One(#[schemars(length(min = 1))] String),
-    /// Several.
-    Several(#[schemars(length(max = STOPS), inner(length(min = 1)))] Vec<String>),
 }
 
 /// The form of the answer.
@@ -236,26 +190,4 @@ enum Include {
     /// Of a hosted tool.
     #[schemars(rename = "code_interpreter_call.outputs")]
     CodeOutputs,
-}
-
-/// Pairs of the client's.
-struct Metadata;
-
-impl JsonSchema for Metadata {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Metadata".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let (pairs, key, value) = super::request::METADATA;
-        let retention = super::request::RETENTION;
-        schemars::json_schema!({
-            "type": "object",
-            // One more than pairs, for the field that is none of them.
-            "maxProperties": pairs + 1,
-            "propertyNames": { "maxLength": key },
-            "properties": { "retention_seconds": { "type": ["integer", "null"], "minimum": retention.start(), "maximum": retention.end() } },
-            "additionalProperties": { "type": ["string", "null"], "maxLength": value },
-        })
-    }
 }

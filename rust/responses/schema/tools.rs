@@ -41,7 +41,7 @@ pub(super) struct CustomTool {
 
 /// The form of a text: the model is told its grammar.
 #[derive(JsonSchema)]
-pub(super) struct CustomFormat {
+pub(crate) struct CustomFormat {
     definition: Option<String>,
     /// The same in the form of Chat Completions.
     grammar: Option<CustomGrammar>,
@@ -49,7 +49,7 @@ pub(super) struct CustomFormat {
 
 /// A grammar within a form.
 #[derive(JsonSchema)]
-pub(super) struct CustomGrammar {
+pub(crate) struct CustomGrammar {
     definition: Option<String>,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct OtherTool {
 
 /// A tool of a kind that is left out of the prompt, whatever else it holds.
 #[derive(JsonSchema)]
-pub(super) struct OtherInnerTool {
+pub(crate) struct OtherInnerTool {
     #[schemars(extend("not" = { "enum": ["function", "custom"] }))]
     r#type: String,
 }
