@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from emberd._core import Capabilities
 from emberd.batching import PREFILL_CHUNK, BatchEngine
 from emberd.budget import KvBudget, default_kv_bytes
 from emberd.concat import rows_of
 from emberd.constrain import FastForward
 from emberd.engine import EngineError, Fail, at_least_one
 from emberd.kv import BLOCK
+from emberd.parts import capabilities
 from emberd.schedule import Pace
 from emberd.session import Model, give_back
 from emberd.snapshots import Snapshots, default_budget
@@ -58,13 +58,7 @@ class OnnxEngine(BatchEngine):
         cache = default_budget() if cache_bytes is None else cache_bytes
         room = default_kv_bytes() if kv_bytes is None else kv_bytes
         super().__init__(
-            Capabilities(
-                context_length=model.context_length,
-                max_batch=model.max_batch,
-                vocab_size=model.vocab_size,
-                eos_ids=model.eos_ids,
-                constraints=True,
-            ),
+            capabilities(model),
             rows,
             _snapshots(model, cache if model.reusable else 0),
             # Caches that are concatenated are there twice while they grow, and padded.
