@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use answer::{Answer, Ending, Piece, Pieces};
+pub(crate) use builtin::grammars;
 pub use hosted::{Ask, Hosted, Loading, Model, State, beside};
 pub use logprobs::{Likely, TokenLogprob};
 pub use prompt::{Prompt, PromptOptions};
