@@ -26,7 +26,7 @@ def status(port: int, path: str, **headers: str) -> int:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
-            return answer.status
+            return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
 
