@@ -251,8 +251,9 @@ fn models_shelf(config: &Config, engine: &str) -> Result<Shelf> {
 }
 
 async fn http(serve: &Serve, models: Models, seal: Seal, stop: Stop) -> Result<u8> {
-    let listeners = listen::http(serve).await?;
-    crate::serve::run(serve, listeners, models, seal, stop).await
+    let keys = serve.door.keys()?;
+    let listeners = listen::http(serve, !keys.is_empty()).await?;
+    crate::serve::run(serve, listeners, models, (seal, keys), stop).await
 }
 
 async fn tiny(options: &Worker, models: Result<Models>, stop: Stop) -> Result<u8> {

@@ -10,11 +10,12 @@ use http_body_util::{BodyExt, Full};
 use hyper::Uri;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::HeaderValue;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
-use crate::config::Chat;
+use crate::config::{self, Chat};
 use crate::error::{Code, Error, Result};
 
 /// The longest event that is read; longer ones come from something else than a Responses server.
@@ -151,10 +152,13 @@ async fn connect(url: &str) -> Result<(SendRequest<Full<Bytes>>, String, String)
 async fn stream(url: &str, body: Vec<u8>) -> Result<String> {
     let lost = |error: hyper::Error| Error::new(Code::ServerError, format!("the connection to {url} broke: {error}"));
     let (mut sender, host, path) = connect(url).await?;
-    let request = hyper::Request::post(path)
-        .header("host", host)
-        .header("content-type", "application/json")
-        .header("accept", "text/event-stream")
+    let request =
+        hyper::Request::post(path).header("host", host).header("content-type", "application/json").header("accept", "text/event-stream");
+    let request = match config::own_key() {
+        Some(key) => request.header("authorization", bearer(&key)?),
+        None => request,
+    };
+    let request = request
         .body(Full::new(Bytes::from(body)))
         .map_err(|error| Error::new(Code::InvalidValue, format!("could not write the request: {error}")))?;
     let response = sender.send_request(request).await.map_err(lost)?;
@@ -165,6 +169,14 @@ async fn stream(url: &str, body: Vec<u8>) -> Result<String> {
         return Err(Error::new(Code::ServerError, message));
     }
     show(response.into_body(), url).await
+}
+
+/// The key as the header carries it.
+fn bearer(key: &str) -> Result<HeaderValue> {
+    let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+        .map_err(|_| Error::new(Code::InvalidValue, "EMBERD_API_KEY has characters that no header can carry"))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 async fn show(mut body: Incoming, url: &str) -> Result<String> {

@@ -2,6 +2,7 @@
 //!
 //! What a setting does is said where it is used.
 
+mod door;
 #[cfg(unix)]
 mod omp;
 
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use door::{Door, own_key};
 #[cfg(unix)]
 pub use omp::{Install, Omp};
 
@@ -77,7 +79,7 @@ pub struct Serve {
     #[cfg(unix)]
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
-    /// Listen on an address that other machines can reach, although nothing asks them for a key
+    /// Listen on an address that other machines can reach, although no keys are set that would be asked for
     #[arg(long)]
     pub insecure: bool,
     /// Accept requests that name this host, besides loopback names; may be given several times
@@ -95,6 +97,9 @@ pub struct Serve {
     /// Load the model with the first request instead of at the start
     #[arg(long)]
     pub lazy: bool,
+    /// Who may come in, and how much of it.
+    #[command(flatten)]
+    pub door: Door,
     /// How the engine runs.
     #[command(flatten)]
     pub engine: Engine,

@@ -17,6 +17,7 @@ pub enum Code {
     UnsupportedParameter,
     ContextLengthExceeded,
     InvalidEncryptedContent,
+    InvalidApiKey,
     InvalidHost,
     ModelNotFound,
     NotFound,
@@ -48,7 +49,7 @@ pub struct Row {
 
 impl Code {
     /// Every code, in the order of the table.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::InvalidJson,
         Self::MissingRequiredParameter,
         Self::InvalidType,
@@ -56,6 +57,7 @@ impl Code {
         Self::UnsupportedParameter,
         Self::ContextLengthExceeded,
         Self::InvalidEncryptedContent,
+        Self::InvalidApiKey,
         Self::InvalidHost,
         Self::ModelNotFound,
         Self::NotFound,
@@ -85,6 +87,7 @@ impl Code {
             Self::UnsupportedParameter => ("unsupported_parameter", 400, INVALID, "a field asks for something this server does not do"),
             Self::ContextLengthExceeded => ("context_length_exceeded", 400, INVALID, "prompt and answer do not fit the model's window"),
             Self::InvalidEncryptedContent => ("invalid_encrypted_content", 400, INVALID, "sealed content that this server did not seal"),
+            Self::InvalidApiKey => ("invalid_api_key", 401, INVALID, "the request brings none of the keys that the server asks for"),
             Self::InvalidHost => ("invalid_host", 403, INVALID, "the Host header names neither loopback nor an allowed host"),
             Self::ModelNotFound => ("model_not_found", 404, INVALID, "no such model here"),
             Self::NotFound => ("not_found", 404, INVALID, "no such route or object"),

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::config::Serve;
+use crate::config::{Door, Serve};
 use crate::error::Result;
 use crate::http;
-use crate::http::{Listener, Options};
+use crate::http::{Cors, Keys, Listener, Options};
 use crate::listen::Http;
 use crate::models::{Hosted, Models};
 use crate::responses::Seal;
@@ -19,9 +19,24 @@ use crate::shelf::Display;
 use crate::shutdown::Stop;
 
 /// Serves until a signal ends it; the exit code is 0, since a server that was told to stop and did has done what it should.
-/// `seal`: what thoughts are sealed with.
-pub async fn run(serve: &Serve, listeners: Http, models: Models, seal: Seal, stop: Stop) -> Result<u8> {
+/// `secrets`: what thoughts are sealed with, and the keys of which a request has to bring one.
+pub async fn run(serve: &Serve, listeners: Http, models: Models, secrets: (Seal, Keys), stop: Stop) -> Result<u8> {
+    let (seal, keys) = secrets;
+    let (door, keyed, cors) = (&serve.door, !keys.is_empty(), Cors::from(serve.door.cors_origins.clone()));
+    if cors.is_any() && !keyed {
+        tracing::warn!(
+            "every web page that a browser on this machine opens can use this server: --cors-origin is *, and no key is asked for"
+        );
+    }
     let options = Options {
+        keys,
+        cors,
+        max_output_tokens: door.max_output_tokens,
+        max_connections: door.max_connections,
+        header_timeout: Door::time(door.header_timeout),
+        body_timeout: Door::time(door.body_timeout),
+        write_timeout: Door::time(door.write_timeout),
+        load_wait: Door::time(door.load_timeout),
         max_body: serve.max_body,
         allowed_hosts: serve.allowed_hosts.clone(),
         grace: Duration::from_secs(serve.grace),
@@ -43,7 +58,7 @@ pub async fn run(serve: &Serve, listeners: Http, models: Models, seal: Seal, sto
         open.extend(unix.map(Listener::Unix));
         seat // Outlives the door: dropping it removes the socket's name.
     };
-    let announce = tokio::spawn(announce(Arc::clone(models.default_model()), serve.lazy, address, path));
+    let announce = tokio::spawn(announce(Arc::clone(models.default_model()), serve.lazy, Says { address, path, keyed }));
     tokio::select! {
         () = http::serve(open, models.clone(), options, async { _ = stop.stopped().await }) => {}
         () = stop.hurried() => tracing::warn!("told to stop twice: what is in flight is cut off"),
@@ -54,7 +69,7 @@ pub async fn run(serve: &Serve, listeners: Http, models: Models, seal: Seal, sto
 }
 
 /// Loads the default model, with its progress on the terminal, and then says that the server is ready.
-async fn announce(model: Arc<Hosted>, lazy: bool, address: String, path: Option<String>) {
+async fn announce(model: Arc<Hosted>, lazy: bool, says: Says) {
     if !lazy {
         let display = Display::new();
         let mut loading = model.load();
@@ -77,17 +92,27 @@ async fn announce(model: Arc<Hosted>, lazy: bool, address: String, path: Option<
             return;
         }
     }
-    say(&hello(model.id(), &address, path.as_deref()));
+    say(&hello(model.id(), &says));
 }
 
-fn hello(model: &str, address: &str, path: Option<&str>) -> String {
+/// What is said of the server once it is ready.
+struct Says {
+    address: String,
+    path: Option<String>,
+    /// Whether requests need a key.
+    keyed: bool,
+}
+
+fn hello(model: &str, says: &Says) -> String {
+    let Says { address, path, keyed } = says;
+    let key = if *keyed { " -H \"authorization: Bearer $EMBERD_API_KEY\"" } else { "" };
     let mut text = format!("emberd is ready at http://{address}/v1");
     if let Some(path) = path {
         let _ = write!(text, " and on {path}");
     }
     let _ = write!(
         text,
-        "\n\n  curl -N http://{address}/v1/responses -H 'content-type: application/json' \\\n    \
+        "\n\n  curl -N http://{address}/v1/responses -H 'content-type: application/json'{key} \\\n    \
          -d '{{\"model\":\"{model}\",\"input\":\"What is the capital of France?\",\"stream\":true}}'\n\n  \
          emberd chat --url http://{address} 'What is the capital of France?'"
     );

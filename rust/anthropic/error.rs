@@ -91,6 +91,7 @@ mod tests {
             let kind = kind(code);
             let expected: &[&str] = match code.row().status {
                 400 | 405 | 408 | 415 => &["invalid_request_error"],
+                401 => &["authentication_error"],
                 403 => &["permission_error"],
                 404 => &["not_found_error"],
                 413 => &["request_too_large"],

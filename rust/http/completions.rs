@@ -15,7 +15,7 @@ use crate::responses::{Event, Running};
 
 /// Creates a completion.
 pub(super) async fn create(app: &App, body: &mut Inbound, arrived: Arrived) -> Result<Response<Body>> {
-    let (model, request, wanted, arrival) = asked(app, body, arrived, read).await?;
+    let (model, request, wanted, arrival) = asked(app, body, arrived, read).await.map_err(in_terms)?;
     let stream = request.stream;
     let mut running = Running::start(model, request, arrival, arrived.time, app.options.reasoning_events).await.map_err(in_terms)?;
     if stream {

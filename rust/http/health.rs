@@ -54,6 +54,13 @@ pub(crate) struct ModelHealth {
 /// The process runs: nothing else is looked at.
 pub(crate) const ALIVE: Health = Health { status: "alive", message: None, load: None, models: None };
 
+impl Health {
+    /// What anybody may know who can reach the server: whether it can serve.
+    pub(crate) fn in_public(self) -> Self {
+        Self { status: self.status, message: None, load: None, models: None }
+    }
+}
+
 /// Whether the default model answers, or will load when it is asked to, and no engine is stuck for longer than `stall`.
 pub(crate) fn check(models: &Models, stall: Duration) -> (StatusCode, Health) {
     let each: Vec<ModelHealth> = models.all().iter().map(|hosted| of(hosted)).collect();

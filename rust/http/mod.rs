@@ -1,10 +1,12 @@
 //! The HTTP door: the Responses API, Chat Completions, Messages, the list of models and the health of the process, over TCP and Unix sockets.
 //!
-//! [`serve`] accepts connections and ends them, `patient` those that take nothing of their answer; `routes` answers one request, with `inbound` for its body and `host` for whom it claims to
-//! speak to; `sse` streams events, `outbound` is every other answer, `models`, `health` and `metrics` are small resources, `openapi` tells what all of them take and give. hyper speaks HTTP. What
+//! [`serve`] accepts connections and ends them, `patient` those that take nothing of their answer; `routes` answers one request, with `inbound` for its body, `host` for whom it claims to
+//! speak to, `auth` for who speaks and `cors` for the web pages that may; `sse` streams events, `outbound` is every other answer, `models`, `health` and `metrics` are small resources, `openapi` tells what all of them take and give. hyper speaks HTTP. What
 //! may be asked of a model is not known here but in [`crate::responses`], [`crate::completions`] and `crate::anthropic`.
 
+mod auth;
 mod completions;
+mod cors;
 mod health;
 mod host;
 mod inbound;
@@ -20,6 +22,8 @@ mod sse;
 
 use std::time::Duration;
 
+pub use auth::Keys;
+pub use cors::{Cors, Origin};
 pub use server::{Listener, serve};
 
 use crate::responses::{ReasoningEvents, Seal};
@@ -31,6 +35,12 @@ pub struct Options {
     pub max_body: usize,
     /// Hosts that a request may name besides loopback names and the address it came in on: exact names, without a port.
     pub allowed_hosts: Vec<String>,
+    /// The keys of which a request has to bring one.
+    pub keys: Keys,
+    /// The web pages that may read answers.
+    pub cors: Cors,
+    /// The longest answer, in tokens, whatever a request asks for.
+    pub max_output_tokens: Option<u32>,
     /// Connections at a time; more wait until one ends.
     pub max_connections: usize,
     /// How long the head of a request may take; also how long a connection may idle between two requests.
@@ -58,6 +68,9 @@ impl Default for Options {
         Self {
             max_body: 32 * 1024 * 1024,
             allowed_hosts: Vec::new(),
+            keys: Keys::default(),
+            cors: Cors::default(),
+            max_output_tokens: None,
             max_connections: 4096,
             header_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),

@@ -47,7 +47,15 @@ fn build() -> Value {
         },
         "servers": [{ "url": "/" }],
         "paths": paths,
-        "components": { "schemas": schemas.all() },
+        // Where the server has keys, one is needed.
+        "security": [{}, { "bearer": [] }, { "apiKey": [] }],
+        "components": {
+            "securitySchemes": {
+                "bearer": { "type": "http", "scheme": "bearer" },
+                "apiKey": { "type": "apiKey", "in": "header", "name": "x-api-key" },
+            },
+            "schemas": schemas.all(),
+        },
     })
 }
 
@@ -96,6 +104,10 @@ fn paths(schemas: &mut Schemas) -> Value {
     let health = schemas.json::<Health>();
     let mut of_health = get("getHealth", "Whether the server can serve", &live, health.clone(), &envelope);
     of_health["responses"]["503"] = json!({ "description": "it cannot", "content": health });
+    of_health["security"] = json!([]);
+    if let Some(answers) = of_health["responses"].as_object_mut() {
+        answers.shift_remove("401");
+    }
     let page = json!({ (metrics::TYPE): { "schema": { "type": "string" } } });
     let any = json!({ "application/json": { "schema": { "type": "object" } } });
     let none = json!([]);

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -125,6 +125,9 @@ pub(crate) fn error(error: &Error) -> Response<Body> {
     };
     if let Some(seconds) = seconds {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(seconds));
+    }
+    if error.code == Code::InvalidApiKey {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"emberd\""));
     }
     if matches!(error.code, Code::ShuttingDown | Code::RequestTimeout) {
         close(&mut response);

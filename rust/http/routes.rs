@@ -163,7 +163,18 @@ pub(super) struct Arrived {
 async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, arrived: Arrived, id: &str) -> Result<Response<Body>> {
     host::check(parts, local, &app.options.allowed_hosts)?;
     let path = parts.uri.path();
-    let Some(resource) = Resource::at(path) else {
+    let resource = Resource::at(path);
+    let methods = resource.as_ref().map_or("GET, HEAD, POST", Resource::allowed);
+    // A browser asks without a key whether a page may send one.
+    if let Some(response) = app.options.cors.grant(&parts.headers).preflight(parts, methods) {
+        return Ok(response);
+    }
+    let known = match app.options.keys.check(&parts.headers) {
+        // Those who supervise servers have no keys.
+        Err(error) if !matches!(resource, Some(Resource::Health)) => return Err(error),
+        known => known.is_ok(),
+    };
+    let Some(resource) = resource else {
         return Err(Error::new(Code::NotFound, format!("there is no {path:?} here"))
             .hint("the API is under /v1: POST /v1/responses, GET /v1/models"));
     };
@@ -212,7 +223,7 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
                 return Ok(outbound::json(StatusCode::OK, &health::ALIVE));
             }
             let (status, health) = health::check(&app.models, app.options.stall);
-            Ok(outbound::json(status, &health))
+            Ok(outbound::json(status, &if known { health } else { health.in_public() }))
         }
         Resource::Metrics => {
             let page = metrics::page(&app.models, &app.answered, app.started);
@@ -263,15 +274,22 @@ pub(super) async fn asked<T: Send + 'static>(
     read: impl FnOnce(&[u8]) -> Result<(responses::Request, T)> + Send + 'static,
 ) -> Result<(Arc<Model>, responses::Request, T, Arrival)> {
     let body = body.read().await?;
-    let (request, besides) = if body.len() <= INLINE { read(&body)? } else { beside(move || read(&body)).await? };
+    let (mut request, besides) = if body.len() <= INLINE { read(&body)? } else { beside(move || read(&body)).await? };
     let resolving = Instant::now();
     let hosted = app.models.find(request.model.as_deref())?;
     let resolve = resolving.elapsed();
     let mut arrival = Arrival { arrived: arrived.at, resolve: Some(resolve), load_wait: None, load_owner: None };
     let model = match hosted.loaded() {
         Some(model) => model,
-        None => load(app, &hosted, &mut arrival).await?,
+        None => {
+            // What is wrong with the request is no reason to load a model.
+            responses::check(&request).await?;
+            load(app, &hosted, &mut arrival).await?
+        }
     };
+    if let Some(most) = app.options.max_output_tokens {
+        request.max_output_tokens = Some(request.max_output_tokens.map_or(most, |asked| asked.min(most)));
+    }
     Ok((model, request, besides, arrival))
 }
 

@@ -213,8 +213,11 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, local
         async move {
             Ok::<_, Infallible>({
                 let uri = request.uri().clone();
+                let grant = app.options.cors.grant(request.headers());
                 let fault = || routes::fault(uri.path(), app.request_id());
-                guarded(routes::answer(&app, local, request), fault).await
+                let mut response = guarded(routes::answer(&app, local, request), fault).await;
+                grant.mark(response.headers_mut());
+                response
             })
         }
     });

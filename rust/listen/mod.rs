@@ -30,20 +30,20 @@ pub struct Http {
     pub unix: Option<(LocalListener, Seat)>,
 }
 
-/// Binds what `emberd serve` listens on. Must be called within a runtime.
+/// Binds what `emberd serve` listens on. Must be called within a runtime. `keyed`: whether requests need a key.
 ///
 /// # Errors
-/// An address that other machines reach, unless it is insisted on; one that is taken or not ours.
-pub async fn http(serve: &Serve) -> Result<Http> {
+/// An address that other machines reach, unless they need a key or it is insisted on; one that is taken or not ours.
+pub async fn http(serve: &Serve, keyed: bool) -> Result<Http> {
     let (host, port) = (serve.host.as_str(), serve.port);
     let found = tokio::net::lookup_host((host.trim_matches(['[', ']']), port)).await.map_err(|error| {
         Error::new(Code::InvalidValue, format!("{host} is no address of this machine: {error}"))
             .hint("listen on 127.0.0.1, or give another --host")
     })?;
     let addresses: Vec<SocketAddr> = found.collect();
-    if !addresses.iter().all(|address| address.ip().is_loopback()) && !serve.insecure {
+    if !addresses.iter().all(|address| address.ip().is_loopback()) && !keyed && !serve.insecure {
         return Err(Error::new(Code::InvalidValue, format!("{host} can be reached from other machines, and nothing asks them for a key"))
-            .hint("listen on 127.0.0.1, or say --insecure if you mean it"));
+            .hint("listen on 127.0.0.1, or say --insecure if you mean it; with keys (--api-key-file or EMBERD_API_KEY) it is allowed"));
     }
     let tcp = TcpListener::bind(addresses.as_slice()).await.map_err(|error| {
         Error::new(Code::ServerError, format!("could not listen on {host}, port {port}: {error}"))

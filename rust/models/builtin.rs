@@ -1,11 +1,13 @@
 //! A vocabulary and a template without files, for engines without a model: each byte is an id, and so is each word that the mock says.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value, json};
 
-use crate::engine::mock::vocabulary::{FIRST_WORD, SPECIALS, WORDS};
+use crate::engine::Capabilities;
+use crate::engine::mock::vocabulary::{EOS, FIRST_WORD, SIZE, SPECIALS, WORDS};
 use crate::error::Result;
+use crate::grammar::Compiler;
 use crate::prompt::{Prompter, Tokenizer};
 use crate::text::decode::byte_symbols;
 
@@ -19,6 +21,20 @@ const TEMPLATE: &str = "{# <think>…</think> #}{% for message in messages %}<|i
 /// None that this vocabulary can cause; the signature is the loader's.
 pub(crate) fn prompter() -> Result<Prompter> {
     Prompter::new(Arc::new(Tokenizer::from_parts(tokenizer().to_string().as_bytes(), TEMPLATE)?))
+}
+
+/// What compiles grammars where there is no model yet: whether one can be used does not depend on the words that a model has, but for special tokens that it names.
+///
+/// # Errors
+/// As [`prompter`].
+pub(crate) fn grammars() -> Result<Arc<Compiler>> {
+    static COMPILER: OnceLock<Arc<Compiler>> = OnceLock::new();
+    if let Some(compiler) = COMPILER.get() {
+        return Ok(Arc::clone(compiler));
+    }
+    let capabilities = Capabilities { context_length: 8192, max_batch: 1, vocab_size: SIZE, eos_ids: vec![EOS], constraints: true };
+    let compiler = Compiler::new(Arc::clone(prompter()?.tokenizer()), Arc::new(capabilities));
+    Ok(Arc::clone(COMPILER.get_or_init(|| Arc::new(compiler))))
 }
 
 /// A byte-level BPE without merges, in the `tokenizer.json` form.

@@ -109,6 +109,11 @@ impl Model {
         self.grammars.constraint(grammar).await
     }
 
+    /// What compiles its grammars.
+    pub(crate) fn grammars(&self) -> &Arc<Compiler> {
+        &self.grammars
+    }
+
     /// How many tokens an answer to a prompt of this length can have.
     ///
     /// # Errors

@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use answer::{Answer, Ending, Piece, Pieces};
+pub(crate) use builtin::grammars;
 pub use hosted::{Hosted, Loading, State, beside};
 pub use loaded::{Ask, Model};
 pub use logprobs::{Likely, TokenLogprob};

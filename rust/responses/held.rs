@@ -13,7 +13,7 @@ use super::request::Echo;
 use super::strict;
 use super::tools::Tools;
 use crate::engine::Constraint;
-use crate::error::{Code, Result};
+use crate::error::{Code, Error, Result};
 use crate::grammar::{Calls, Grammar, Tag, Thoughts, Whole};
 use crate::models::{Model, beside};
 use crate::prompt::Turn;
@@ -54,12 +54,22 @@ pub(super) struct Hold {
 /// `queue_full` as [`Model::constraint`]; `server_error` as [`beside`].
 pub(super) async fn hold(model: &Arc<Model>, turns: &mut Vec<Turn>, tools: &Tools, echo: &Echo) -> Result<Hold> {
     if let Some(grammar) = tools.grammar(echo.parallel_tool_calls) {
-        let constraint = strict::forced(model, tools, grammar).await?;
+        let constraint = strict::forced(model.grammars(), tools, grammar).await?;
+        // It goes before the form, which has to be one all the same.
+        at_fault(model, &echo.format).await?;
         return Ok(Hold { constraint: Some(constraint), reading: Reading::Calls });
     }
     let form = echo.format.grammar();
     let free = Hold { constraint: None, reading: Reading::Written };
-    // An engine that holds no answer to anything may still be asked; a form, which is all that such a request is about, is refused below.
+    if !model.capabilities.constraints
+        && let Some(path) = tools.strict()
+    {
+        let what = format!("`{path}` is true, and this engine cannot hold an answer to a schema");
+        return Err(Error::new(Code::UnsupportedParameter, what)
+            .hint("send strict: false, or serve the model with another engine")
+            .at(path));
+    }
+    // Tools that are left out are called by no answer of an engine without grammars either: a call of one is read as text. A form is refused below.
     let calls = !tools.is_empty() && (form.is_some() || (tools.ask_for_a_grammar() && model.capabilities.constraints));
     let thinks = form.is_some() && echo.reasoning.thinking() == Some(true) && model.format(false).tags.is_some();
     if !calls && !thinks {
@@ -82,7 +92,7 @@ pub(super) async fn hold(model: &Arc<Model>, turns: &mut Vec<Turn>, tools: &Tool
         Err(error) if error.code == Code::InvalidValue => {
             // Whose fault it is shows alone; where it is nobody's, together they are too much.
             at_fault(model, &echo.format).await?;
-            strict::at_fault(model, tools).await?;
+            strict::at_fault(model.grammars(), tools).await?;
             Err(error.at("tools"))
         }
         Err(error) if echo.format != Format::Text => Err(echo.format.at_fault(error)),

@@ -33,5 +33,6 @@ pub use object::{Arrival, Begin, Effective, Response, Usage};
 pub use request::Request;
 pub use sealed::Seal;
 pub use stream::{ReasoningEvents, Stream};
+pub use strict::check;
 pub(crate) use told::{log, told};
 pub use tools::Tools;

@@ -106,6 +106,12 @@ impl Tools {
         !self.barred.is_empty() || self.held().any(|(name, _)| self.shown.get(name).is_some_and(|tool| tool.strict))
     }
 
+    /// Where it stands in the request that a tool is strict: the first one.
+    pub(super) fn strict(&self) -> Option<String> {
+        let strict = self.order.iter().filter_map(|name| self.shown.get(name)).find(|tool| tool.strict);
+        strict.map(|tool| format!("{}.strict", tool.path))
+    }
+
     /// Their names in the order of the request, each with the schema that its arguments are held to where the model may call it; `None` for any object.
     pub(super) fn held(&self) -> impl Iterator<Item = (&str, Option<&Value>)> {
         let shown = self.order.iter().filter_map(|name| Some((name.as_str(), self.shown.get(name)?)));
