@@ -206,7 +206,7 @@ pub struct Engine {
     /// Let compute threads spin for ever while they wait, or never: the first is faster alone, the second beside other work [default: spin for a moment]
     #[arg(long, value_name = "BOOL")]
     pub spin: Option<bool>,
-    /// What activations are where they meet weights of 4 bits, of an imported model in ONNX Runtime [default: int16]
+    /// What activations are where they meet the weights of an imported model in ONNX Runtime [default: int16]
     #[arg(long, env = "EMBERD_ACTIVATIONS", value_enum, hide_env_values = true)]
     pub activations: Option<Activations>,
     /// Whose operators compute what lies between the matrix products of an imported model in ONNX Runtime [default: emberd]

@@ -36,8 +36,8 @@ def processor_has(flag: str) -> bool:
     return platform.machine() == "x86_64" and re.search(rf"\b{flag}\b", flags) is not None
 
 
-VNNI = processor_has("avx512_vnni")
-OWN_PRODUCTS = VNNI or processor_has("avx2")
+VNNI = all(map(processor_has, ("avx512_vnni", "avx512bw", "avx512f")))
+OWN_PRODUCTS = VNNI or all(map(processor_has, ("avx2", "fma")))
 """Whether emberd's products of 4-bit codes are for this processor; those of 8 bits want VNNI."""
 
 
@@ -319,7 +319,7 @@ def test_a_text_has_the_same_logits_in_whatever_pieces_and_company_it_is_read(
     ways = [read(own, ids, [24]), read(own, ids, [5, 1, 1, 17])]
     ways.append(np.concatenate([read(own, ids[row : row + 1], [3, 1, 20]) for row in range(5)]))
     for way in ways:
-        if activations == "int16" and OWN_PRODUCTS:
+        if activations == "int16" and VNNI:
             np.testing.assert_array_equal(way, steps)
         else:
             # Products of the runtime may sum one row otherwise than several; its head rounds to bytes, which makes hundredths of a logit of that.

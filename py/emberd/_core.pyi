@@ -238,7 +238,7 @@ class Settings:
         """Whether idle threads of a pass wait by spinning: for ever or never."""
     @property
     def activations(self) -> Literal["int16", "float", "int8"] | None:
-        """What activations are where they meet weights of 4 bits."""
+        """What activations are where they meet quantized weights."""
     @property
     def kernels(self) -> Literal["emberd", "onnxruntime"] | None:
         """Whose operators compute what lies between two matrix products."""

@@ -25,8 +25,8 @@ pub enum Activations {
     Float,
     /// Rounded to 8 bits a block of 32, on the fly, as llama.cpp does it: further from the model.
     Int8,
-    /// Rounded to 15 bits a block of 32, on the fly, by emberd's own kernels: as near as floats, and faster. Where there are none (processors other than x86-64 with AVX2), floats. The engine's own
-    /// choice.
+    /// Rounded to 15 bits a block of 32, on the fly, by emberd's own kernels: as near as floats, and faster. Where there are none, as with `Float`: on processors other than x86-64 with AVX2 and,
+    /// for codes of 8 bits, without VNNI. The engine's own choice.
     Int16,
 }
 
@@ -45,7 +45,7 @@ impl Activations {
 /// Whose operators compute what lies between two matrix products of an imported model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kernels {
-    /// Those of emberd: fewer and faster, and what a text gets does not depend on what is read beside it. The engine's own choice.
+    /// Those of emberd: fewer and faster, and what a text gets does not depend on what is read beside it, where all of a model is computed with them. The engine's own choice.
     Emberd,
     /// Those of ONNX Runtime.
     Onnxruntime,

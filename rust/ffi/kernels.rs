@@ -22,7 +22,7 @@ pub unsafe extern "system" fn RegisterCustomOps(
 }
 
 /// An imported graph with emberd's operators (`own`) and with these activations; `None` where nothing of it is to be changed, or where another program wrote it. `int16` needs
-/// emberd's operators, and is `float` without them, and for matrices or processors that they have no products for.
+/// emberd's operators, and is `float` without them, and for matrices or processors that they have no products for; `float` means 8 bits for codes of 8 bits, as the runtime has no other product for them.
 #[pyfunction]
 pub(crate) fn rewritten<'py>(py: Python<'py>, model: &[u8], own: bool, activations: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
     let activations = crate::port::activations(activations)?;

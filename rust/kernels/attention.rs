@@ -1,7 +1,7 @@
 //! Attention of a few queries over the keys and values of one head, with the rotary embedding.
 //!
-//! A *tile* is up to [`ROWS`] queries that read the same keys: the heads of a group, or neighbouring tokens, or both. What a query gets does not depend on its tile:
-//! every product and sum has its own order.
+//! A *tile* is up to [`ROWS`] queries that read the same keys: the heads of a group, or neighbouring tokens, or both. What a query gets of finite numbers does not depend on its
+//! tile: every product and sum has its own order.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{

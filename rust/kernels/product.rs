@@ -32,6 +32,7 @@ pub(crate) struct Rows<'a> {
 }
 
 /// What computes products.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none but the one that tests compare with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Sums of four products of bytes in one instruction, sixteen at a time (AVX-512 VNNI).
@@ -61,6 +62,7 @@ impl Unit {
 
     /// Tile `tile` of the rows `first..first + count` (at most [`ROWS`]) of the product: `TILE` numbers a row, `out` is the row after row, `TILE` each.
     pub(crate) fn tile(self, weights: &Weights, tile: usize, rows: Rows<'_>, first: usize, count: usize, out: &mut [[f32; TILE]; ROWS]) {
+        #[cfg(target_arch = "x86_64")]
         macro_rules! counts {
             ($function:ident, $bits:literal) => {
                 match count {

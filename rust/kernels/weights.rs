@@ -91,7 +91,8 @@ impl Weights {
         zeros: Option<&[u8]>,
     ) -> Result<Self, String> {
         let (code_bytes, zero_bytes) = (BLOCK * bits / 8, (blocks * bits).div_ceil(8));
-        if !matches!(bits, 4 | 8)
+        if blocks == 0
+            || !matches!(bits, 4 | 8)
             || !rows.is_multiple_of(TILE)
             || codes.len() != rows * blocks * code_bytes
             || scales.len() != rows * blocks

@@ -63,7 +63,7 @@ impl Operator for Attention {
             || sin.dims != cos.dims
             || 2 * half > dim
             || !knows(dim)
-            || !tokens.is_multiple_of(batch.max(1))
+            || !tokens.is_multiple_of(batch)
         {
             return Err(format!("{width} numbers a token for caches {sizes:?}, {} rows, and angles {:?}", last.len(), cos.dims));
         }

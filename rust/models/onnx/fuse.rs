@@ -47,6 +47,7 @@ pub fn rewritten(model: &[u8], wanted: &Wanted) -> Option<Vec<u8>> {
     let multiplied = wanted.products.is_some_and(|known| multiply(graph, known));
     let fused = wanted.own.is_some_and(|heads| fuse(graph, heads));
     if fused || multiplied {
+        sweep(graph);
         read.opset_import.push(OperatorSetIdProto { domain: Some(DOMAIN.0.to_owned()), version: Some(DOMAIN.1) });
     }
     (rounded || fused || multiplied).then(|| read.encode_to_vec())
@@ -83,7 +84,8 @@ fn multiply(graph: &mut GraphProto, known: fn(usize, usize, usize) -> bool) -> b
         };
         // The operator reads codes in whatever shape: one that the graph gives them would only be a copy.
         let codes = node.input.get(1).map(|codes| shaped.get(codes).unwrap_or(codes).clone());
-        let Some(codes) = codes.filter(|codes| constants.contains(codes) && known(bits, block, rows)) else {
+        let plain = node.input.len() <= 4 && node.input.iter().skip(2).all(|input| constants.contains(input));
+        let Some(codes) = codes.filter(|codes| plain && constants.contains(codes) && known(bits, block, rows)) else {
             continue;
         };
         node.input[1] = codes;
@@ -150,9 +152,21 @@ fn fuse(graph: &mut GraphProto, heads: fn(usize) -> bool) -> bool {
     let Patterns { mut made, gone, .. } = patterns;
     let nodes = std::mem::take(&mut graph.node).into_iter().enumerate();
     graph.node = nodes.filter_map(|(at, node)| made.remove(&at).or_else(|| (!gone.contains(&at)).then_some(node))).collect();
-    let used: HashSet<&str> = graph.node.iter().flat_map(|node| node.input.iter().map(String::as_str)).collect();
-    graph.initializer.retain(|tensor| tensor.name.as_deref().is_some_and(|name| used.contains(name)));
     true
+}
+
+/// Drops nodes of which nobody takes anything any more, and constants.
+fn sweep(graph: &mut GraphProto) {
+    let outputs: HashSet<String> = graph.output.iter().filter_map(|output| output.name.clone()).collect();
+    loop {
+        let used: HashSet<String> = graph.node.iter().flat_map(|node| node.input.iter().cloned()).collect();
+        let before = graph.node.len();
+        graph.node.retain(|node| node.output.iter().any(|output| used.contains(output) || outputs.contains(output)));
+        if graph.node.len() == before {
+            graph.initializer.retain(|tensor| tensor.name.as_ref().is_some_and(|name| used.contains(name)));
+            return;
+        }
+    }
 }
 
 /// What is known of a graph whose nodes are looked at one after the other.
@@ -232,7 +246,15 @@ impl Patterns {
             return None;
         };
         let dim = fixed_size(graph, past_key, 3)?;
-        if !keys.is_empty() || !values.is_empty() || node.integer("rotary_interleaved") != Some(0) || !heads(dim) {
+        let known = ["num_heads", "kv_num_heads", "scale", "do_rotary", "rotary_interleaved", "local_window_size"];
+        let unknown = |attribute: &AttributeProto| !attribute.name.as_deref().is_some_and(|name| known.contains(&name));
+        if !keys.is_empty()
+            || !values.is_empty()
+            || node.integer("do_rotary") != Some(1)
+            || node.integer("rotary_interleaved") != Some(0)
+            || node.attribute.iter().any(unknown)
+            || !heads(dim)
+        {
             return None;
         }
         let before = *self.maker.get(rows)?;
@@ -241,15 +263,16 @@ impl Patterns {
         if !flat.is("Reshape") || self.only_taker(graph, rows).is_none() {
             return None;
         }
-        self.gone.extend([before, after]);
-        let row = self.extended(graph, flat.output.first()?);
         let attributes = vec![
             integer("heads", node.integer("num_heads")?),
             integer("kv_heads", node.integer("kv_num_heads")?),
             integer("window", node.integer("local_window_size").filter(|&window| window > 0).unwrap_or(0)),
             AttributeProto { name: Some("scale".to_owned()), f: Some(node.float("scale")?), i: None, r#type: Some(attribute_type::FLOAT) },
         ];
-        let inputs = [unshaped.input.first()?, past_key, past_value, last, cos, sin];
+        let (inputs, flat) = ([unshaped.input.first()?, past_key, past_value, last, cos, sin], flat.output.first()?);
+        // Nothing may be missing from here on: what is gone has to be replaced.
+        self.gone.extend([before, after]);
+        let row = self.extended(graph, flat);
         Some(row.node("Attention", &inputs.map(String::as_str), &[present_key, present_value], attributes))
     }
 
@@ -286,9 +309,9 @@ impl Patterns {
         if !alone || halves.output.as_slice() != [gate.clone(), up.clone()] {
             return None;
         }
+        let (both, out) = (halves.input.first()?, node.output.first()?);
         self.gone.extend([activate, split]);
-        let row = self.extended(graph, node.output.first()?);
-        Some(row.node("Gated", &[halves.input.first()?], &[], Vec::new()))
+        Some(self.extended(graph, out).node("Gated", &[both], &[], Vec::new()))
     }
 }
 
