@@ -106,13 +106,14 @@ struct Says {
 fn hello(model: &str, says: &Says) -> String {
     let Says { address, path, keyed } = says;
     let key = if *keyed { " -H \"authorization: Bearer $EMBERD_API_KEY\"" } else { "" };
+    let note = if *keyed { "  # with one of the keys in EMBERD_API_KEY\n" } else { "" };
     let mut text = format!("emberd is ready at http://{address}/v1");
     if let Some(path) = path {
         let _ = write!(text, " and on {path}");
     }
     let _ = write!(
         text,
-        "\n\n  curl -N http://{address}/v1/responses -H 'content-type: application/json'{key} \\\n    \
+        "\n\n{note}  curl -N http://{address}/v1/responses -H 'content-type: application/json'{key} \\\n    \
          -d '{{\"model\":\"{model}\",\"input\":\"What is the capital of France?\",\"stream\":true}}'\n\n  \
          emberd chat --url http://{address} 'What is the capital of France?'"
     );

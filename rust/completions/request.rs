@@ -41,6 +41,7 @@ pub fn read(body: &[u8]) -> Result<(Request, Wanted)> {
         tools: Arc::new(tools::read(&root)?),
         stream: flag(&root, "stream")?.unwrap_or(false),
         max_output_tokens: limit(&root)?,
+        most_tokens: None,
         controls: Controls { top_logprobs, ..controls::sampling(&root)? },
         speculation: controls::speculation(&root),
         stop: stop(&root)?,

@@ -58,8 +58,13 @@ impl Keys {
         let mut file = File::open(path).map_err(|error| failed(&error))?;
         private(&file, path)?;
         let mut text = String::new();
-        file.by_ref().take(LONGEST_FILE).read_to_string(&mut text).map_err(|error| failed(&error))?;
+        file.by_ref().take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(|error| failed(&error))?;
         let source = path.display().to_string();
+        if text.len() as u64 > LONGEST_FILE {
+            // Half a key must not become one.
+            return Err(Error::new(Code::InvalidValue, format!("{source} is longer than {LONGEST_FILE} bytes"))
+                .hint("name a file of keys, one on a line"));
+        }
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let before = self.0.len();
         let keys = self.with(lines, &source)?;

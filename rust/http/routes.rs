@@ -287,9 +287,7 @@ pub(super) async fn asked<T: Send + 'static>(
             load(app, &hosted, &mut arrival).await?
         }
     };
-    if let Some(most) = app.options.max_output_tokens {
-        request.max_output_tokens = Some(request.max_output_tokens.map_or(most, |asked| asked.min(most)));
-    }
+    request.most_tokens = app.options.max_output_tokens;
     Ok((model, request, besides, arrival))
 }
 

@@ -64,6 +64,7 @@ struct Held {
     parallel: bool,
     truncation: Truncation,
     max_output_tokens: Option<u32>,
+    most_tokens: Option<u32>,
     sampling: Option<Sampling>,
     speculation: Option<u32>,
     constraint: Option<Constraint>,
@@ -103,6 +104,7 @@ impl Held {
             parallel,
             truncation,
             max_output_tokens,
+            most_tokens,
             sampling,
             constraint,
             speculation,
@@ -118,7 +120,7 @@ impl Held {
         let mut prompt = prompt(&model, &turns, &options, truncation, max_output_tokens).map_err(|error| error.at("input"))?;
         // `max_output_tokens` is an upper bound: what the window has no room for is not an error, the answer is then incomplete.
         let room = model.room(prompt.ids.len()).map_err(|error| error.at("input"))?;
-        let max_tokens = max_output_tokens.map_or(room, |most| most.min(room));
+        let max_tokens = [max_output_tokens, most_tokens].into_iter().flatten().fold(room, u32::min);
         let most_calls = (!parallel).then_some(1);
         match reading {
             Reading::Written => {}
@@ -174,7 +176,20 @@ impl Running {
         thoughts: ReasoningEvents,
     ) -> Result<(Stage, Stream)> {
         let Request {
-            mut turns, prefill, tools, stream, max_output_tokens, controls, speculation, stop, salt, truncation, seal, echo, ..
+            mut turns,
+            prefill,
+            tools,
+            stream,
+            max_output_tokens,
+            most_tokens,
+            controls,
+            speculation,
+            stop,
+            salt,
+            truncation,
+            seal,
+            echo,
+            ..
         } = request;
         // A grammar that cannot be used is refused before anything is taken for the request.
         let Hold { constraint, reading } = held::hold(&model, &mut turns, &tools, &echo).await?;
@@ -207,6 +222,7 @@ impl Running {
             parallel,
             truncation,
             max_output_tokens,
+            most_tokens,
             sampling,
             constraint,
             speculation,

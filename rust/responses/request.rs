@@ -50,6 +50,8 @@ pub struct Request {
     pub stream: bool,
     /// The longest answer, in tokens.
     pub max_output_tokens: Option<u32>,
+    /// The longest answer that the server gives, in tokens, whatever is asked for; the request does not say it.
+    pub most_tokens: Option<u32>,
     /// How it is to be sampled.
     pub controls: Controls,
     /// How many ids ahead the engine may guess: 0 none, `None` as many as it thinks best.
@@ -146,6 +148,7 @@ impl Request {
             tools: Arc::new(tools),
             stream: flag(root, "stream")?.unwrap_or(false),
             max_output_tokens: whole(root, "max_output_tokens", 1)?,
+            most_tokens: None,
             controls: controls::read(root)?,
             speculation: controls::speculation(root),
             stop: stop(root)?,
