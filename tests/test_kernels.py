@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from emberd import _core
+from emberd import _core, imported
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -362,3 +363,23 @@ def test_a_product_is_that_of_the_runtime() -> None:
         given["x"][3, 5] = np.nan
         [found] = graph.run(None, given)
         assert np.isnan(found[3]).all() and np.isfinite(found[[2, 4]]).all(), "what is no number stays none"
+
+
+def test_a_graph_is_opened_where_its_weights_really_lie(folder: Path, tmp_path: Path) -> None:
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    # The graph alone is a link, then both are; and last the weights alone, which the runtime itself does not follow.
+    blob = tmp_path / "blob"
+    blob.write_bytes((folder / "model.onnx").read_bytes())
+    (beside / "model.onnx").symlink_to(blob)
+    shutil.copyfile(folder / "model.onnx.data", beside / "model.onnx.data")
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("model.onnx", "model.onnx.data"):
+        (links / name).symlink_to((folder / name).resolve())
+    for place in (beside, links):
+        opened = imported.session(place / "model.onnx", ort.SessionOptions(), _core.Settings(threads=2))
+        assert {each.name for each in opened.get_inputs()} >= {"input_ids", "attention_mask"}
+    (beside / "model.onnx.data").unlink()
+    with pytest.raises(Exception, match=r"model\.onnx\.data"):
+        imported.session(beside / "model.onnx", ort.SessionOptions(), _core.Settings())

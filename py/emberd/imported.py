@@ -29,9 +29,12 @@ def session(graph: Path, options: ort.SessionOptions, settings: Settings) -> ort
 
     Where the operators cannot be used, the runtime's own are, and standard error says why. Raises what onnxruntime raises.
     """
+    weights = _beside(graph)
+    if weights is None:
+        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     model = graph.read_bytes()
     activations = settings.activations or "int16"
-    options.add_session_config_entry(EXTERNAL, str(graph.parent.resolve()))
+    options.add_session_config_entry(EXTERNAL, str(weights))
     problem = None
     if settings.kernels != "onnxruntime" and (own := _core.rewritten(model, True, activations)) is not None:
         try:
@@ -44,6 +47,18 @@ def session(graph: Path, options: ort.SessionOptions, settings: Settings) -> ort
         reason = " ".join(str(problem).split())
         print(f"emberd: {graph} runs without emberd's own operators, and slower: {reason}", file=sys.stderr)
     return opened
+
+
+def _beside(graph: Path) -> Path | None:
+    """The folder in which the weights of a graph really lie, as onnxruntime wants it.
+
+    It is the graph's own or, where that is a link, the one it leads to; `None` where it is neither.
+    """
+    for folder in (graph.parent.resolve(), graph.resolve().parent):
+        data = folder / f"{graph.name}.data"
+        if data.is_file() and data.resolve() == data:
+            return folder
+    return None
 
 
 def _open(model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from emberd.engine import Request
 
-BOUND = 2.0
+BOUND = 2.2
 """How long a gap between two tokens of an answer may last beside a usual one; 2.5 is promised of 99 in 100."""
 
 LEAST = 8
