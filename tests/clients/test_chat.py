@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,15 @@ def scripted(home: Path, *answers: str) -> Iterator[tuple[Server, openai.OpenAI]
         yield one, client
 
 
+@contextmanager
+def held(home: Path, answer: str) -> Iterator[openai.OpenAI]:
+    """A client of a server that gives this answer, and holds it to the tools that are strict."""
+    script = home / f"{uuid.uuid4().hex}.json"
+    script.write_text(json.dumps([{"answer": answer}]))
+    with server("--mock-script", str(script), home=home) as one, client_of(one) as client:
+        yield client
+
+
 def ask(client: openai.OpenAI, stream: bool, **body: Any) -> ChatCompletion:
     """The completion, whichever way it comes."""
     if not stream:
@@ -99,7 +109,7 @@ def test_a_turn_with_a_tool_goes_round(home: Path, stream: bool) -> None:
 
 def test_the_streaming_helper_tells_the_arguments_as_they_come(home: Path) -> None:
     with (
-        scripted(home, "I ask." + call("Weather", city="Paris")) as (_, client),
+        held(home, "I ask." + call("Weather", city="Paris")) as client,
         client.chat.completions.stream(
             model="smollm2-135m",
             messages=[{"role": "user", "content": "hi"}],
@@ -121,7 +131,7 @@ def test_the_streaming_helper_tells_the_arguments_as_they_come(home: Path) -> No
 
 
 def test_parse_gives_the_arguments_of_a_call_as_what_they_are(home: Path) -> None:
-    with scripted(home, call("Weather", city="Paris")) as (_, client):
+    with held(home, call("Weather", city="Paris")) as client:
         completion = client.chat.completions.parse(
             model="smollm2-135m",
             messages=[{"role": "user", "content": "hi"}],
