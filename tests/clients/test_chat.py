@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,8 @@ def scripted(home: Path, *answers: str) -> Iterator[tuple[Server, openai.OpenAI]
 @contextmanager
 def held(home: Path, answer: str) -> Iterator[openai.OpenAI]:
     """A client of a server that gives this answer, and holds it to the tools that are strict."""
-    script = home / f"{uuid.uuid4().hex}.json"
+    home.mkdir(exist_ok=True)
+    script = home / "script.json"
     script.write_text(json.dumps([{"answer": answer}]))
     with server("--mock-script", str(script), home=home) as one, client_of(one) as client:
         yield client
