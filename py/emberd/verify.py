@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from emberd.engine import Request
     from emberd.parts import Rows
 
-MARGIN = 1.3
+MARGIN = 1.6
 """How many times faster than plain passes a check has to promise to be: estimates err."""
 
 PATIENCE = 1.2
