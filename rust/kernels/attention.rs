@@ -100,8 +100,7 @@ fn compute<const FUSED: bool, const CHUNKS: usize, const TILE: usize>(
     out: &mut [f32],
 ) {
     let dim = CHUNKS * LANES;
-    let start = seen.iter().map(|seen| seen.start).min().unwrap_or(0);
-    let end = seen.iter().map(|seen| seen.end).max().unwrap_or(0);
+    let Seen { start, end } = span(seen);
     let length = end - start;
     scores.clear();
     scores.resize(TILE * length, 0.0);
@@ -125,14 +124,7 @@ fn compute<const FUSED: bool, const CHUNKS: usize, const TILE: usize>(
         }
     }
 
-    let mut factors = [0.0; TILE];
-    for (row, factor) in factors.iter_mut().enumerate() {
-        let scores = &mut scores[row * length..(row + 1) * length];
-        let (from, to) = (seen[row].start - start, seen[row].end - start);
-        scores[..from].fill(0.0);
-        scores[to..].fill(0.0);
-        *factor = 1.0 / weights::<FUSED>(&mut scores[from..to]);
-    }
+    let factors = softmax::<FUSED, TILE>(scores, length, seen, start);
 
     let mut sums = [[[0.0; LANES]; CHUNKS]; TILE];
     for (at, value) in values[start * dim..end * dim].chunks_exact(dim).enumerate() {
@@ -169,8 +161,7 @@ unsafe fn wide<const CHUNKS: usize, const TILE: usize>(
     out: &mut [f32],
 ) {
     let dim = CHUNKS * LANES;
-    let start = seen.iter().map(|seen| seen.start).min().unwrap_or(0);
-    let end = seen.iter().map(|seen| seen.end).max().unwrap_or(0);
+    let Seen { start, end } = span(seen);
     let length = (end - start).next_multiple_of(LANES);
     scores.resize(TILE * length, 0.0);
     let (keys, values) = (&keys[start * dim..end * dim], &values[start * dim..end * dim]);
@@ -198,14 +189,7 @@ unsafe fn wide<const CHUNKS: usize, const TILE: usize>(
         }
     }
 
-    let mut factors = [0.0; TILE];
-    for (row, factor) in factors.iter_mut().enumerate() {
-        let scores = &mut scores[row * length..(row + 1) * length];
-        let (from, to) = (seen[row].start - start, seen[row].end - start);
-        scores[..from].fill(0.0);
-        scores[to..].fill(0.0);
-        *factor = 1.0 / weights::<true>(&mut scores[from..to]);
-    }
+    let factors = softmax::<true, TILE>(scores, length, seen, start);
 
     let mut sums = [[_mm512_setzero_ps(); CHUNKS]; TILE];
     let rows: [&[f32]; TILE] = std::array::from_fn(|row| &scores[row * length..(row + 1) * length]);
@@ -243,6 +227,25 @@ fn totals(vectors: &[__m512; LANES]) -> __m512 {
         quarters(halves(vectors[at], vectors[at + 1]), halves(vectors[at + 2], vectors[at + 3]))
     });
     singles(pairs(a, b), pairs(c, d))
+}
+
+/// All that some query of a tile sees.
+#[inline(always)]
+fn span(seen: &[Seen]) -> Seen {
+    let start = seen.iter().map(|seen| seen.start).min().unwrap_or(0);
+    Seen { start, end: seen.iter().map(|seen| seen.end).max().unwrap_or(0) }
+}
+
+/// Turns the scores of each query, `length` of them from key `start` on, into weights, which are 0 where it does not look; returns by what their sums are to be multiplied.
+#[inline(always)]
+fn softmax<const FUSED: bool, const TILE: usize>(scores: &mut [f32], length: usize, seen: &[Seen], start: usize) -> [f32; TILE] {
+    std::array::from_fn(|row| {
+        let scores = &mut scores[row * length..(row + 1) * length];
+        let (from, to) = (seen[row].start - start, seen[row].end - start);
+        scores[..from].fill(0.0);
+        scores[to..].fill(0.0);
+        1.0 / weights::<FUSED>(&mut scores[from..to])
+    })
 }
 
 /// Turns scores into the weights of a softmax, each too large by the same factor, which is returned.
