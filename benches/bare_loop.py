@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument(
         "--ragged", action="store_true", help="rows whose lengths differ by one each, as those that joined in turn"
     )
+    parser.add_argument("--own", action="store_true", help="emberd's operators, as the engine has them")
     options = parser.parse_args()
     # The first steps warm the buffers up; the clock starts when they are done.
     times = [time.perf_counter() for _ in bare_onnx.bare(options, options.batch)][2:]

@@ -209,7 +209,7 @@ pub struct Engine {
     /// What activations are where they meet the weights of an imported model in ONNX Runtime [default: int16]
     #[arg(long, env = "EMBERD_ACTIVATIONS", value_enum, hide_env_values = true)]
     pub activations: Option<Activations>,
-    /// Whose operators compute what lies between the matrix products of an imported model in ONNX Runtime [default: emberd]
+    /// Whose operators an imported model is computed with in ONNX Runtime: emberd's, or the runtime's alone, whose products know no int16 [default: emberd]
     #[arg(long, env = "EMBERD_KERNELS", value_enum, hide_env_values = true)]
     pub kernels: Option<Kernels>,
     /// Requests that may wait for a place in the engine; the next is refused

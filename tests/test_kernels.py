@@ -327,42 +327,46 @@ def test_a_text_has_the_same_logits_in_whatever_pieces_and_company_it_is_read(
             assert apart(way, steps) < (0.01 if activations == "int8" else 1e-4)
 
 
-def test_a_product_is_that_of_the_runtime() -> None:
-    for bits, columns, rows, with_zeros in (
-        (4, 64, 32, True),
-        (4, 96, 16, False),
-        (8, 64, 48, False),
-        (8, 160, 16, True),
-    ):
-        random = np.random.default_rng(columns)
-        blocks = columns // 32
-        constants: Arrays = {
-            "codes": random.integers(0, 256, (rows, blocks, 4 * bits), np.uint8),
-            "scales": random.standard_normal((rows, blocks), np.float32),
-        }
-        if with_zeros:
-            constants["zeros"] = random.integers(0, 256, (rows, -(-blocks * bits // 8)), np.uint8)
-        attributes: dict[str, Any] = {"K": columns, "N": rows, "bits": bits}
-        theirs = helper.make_node(
-            "MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft", block_size=32, **attributes
-        )
-        given: Arrays = {"x": random.standard_normal((19, columns), np.float32)}
-        graph = session([theirs], given, ["y"], own=False, constants=constants)
-        [wanted] = graph.run(None, given)
-        if (not OWN_PRODUCTS and bits == 4) or (bits == 8 and not VNNI):
-            continue
-        ours = helper.make_node("Product", ["x", *constants], ["y"], domain="emberd", **attributes)
-        graph = session([ours], given, ["y"], own=True, constants=constants)
-        [found] = graph.run(None, given)
-        close(found, wanted, 2e-2 * np.abs(wanted).max() / 100)
-        for count in (1, 2, 7, 8, 9, 16):
-            [some] = graph.run(None, {"x": given["x"][:count]})
-            np.testing.assert_array_equal(some, found[:count])
-        [none] = graph.run(None, {"x": given["x"][:0]})
-        assert none.shape == (0, rows)
-        given["x"][3, 5] = np.nan
-        [found] = graph.run(None, given)
-        assert np.isnan(found[3]).all() and np.isfinite(found[[2, 4]]).all(), "what is no number stays none"
+WITHOUT = "the runtime's own product is taken on this processor"
+
+
+@pytest.mark.parametrize(
+    ("bits", "columns", "rows", "with_zeros"),
+    [
+        pytest.param(4, 64, 32, True, marks=pytest.mark.skipif(not OWN_PRODUCTS, reason=WITHOUT)),
+        pytest.param(4, 96, 16, False, marks=pytest.mark.skipif(not OWN_PRODUCTS, reason=WITHOUT)),
+        pytest.param(8, 64, 48, False, marks=pytest.mark.skipif(not VNNI, reason=WITHOUT)),
+        pytest.param(8, 160, 16, True, marks=pytest.mark.skipif(not VNNI, reason=WITHOUT)),
+    ],
+)
+def test_a_product_is_that_of_the_runtime(bits: int, columns: int, rows: int, with_zeros: bool) -> None:
+    random = np.random.default_rng(columns)
+    blocks = columns // 32
+    constants: Arrays = {
+        "codes": random.integers(0, 256, (rows, blocks, 4 * bits), np.uint8),
+        "scales": random.standard_normal((rows, blocks), np.float32),
+    }
+    if with_zeros:
+        constants["zeros"] = random.integers(0, 256, (rows, -(-blocks * bits // 8)), np.uint8)
+    attributes: dict[str, Any] = {"K": columns, "N": rows, "bits": bits}
+    theirs = helper.make_node(
+        "MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft", block_size=32, **attributes
+    )
+    given: Arrays = {"x": random.standard_normal((19, columns), np.float32)}
+    graph = session([theirs], given, ["y"], own=False, constants=constants)
+    [wanted] = graph.run(None, given)
+    ours = helper.make_node("Product", ["x", *constants], ["y"], domain="emberd", **attributes)
+    graph = session([ours], given, ["y"], own=True, constants=constants)
+    [found] = graph.run(None, given)
+    close(found, wanted, 2e-2 * np.abs(wanted).max() / 100)
+    for count in (1, 2, 7, 8, 9, 16):
+        [some] = graph.run(None, {"x": given["x"][:count]})
+        np.testing.assert_array_equal(some, found[:count])
+    [none] = graph.run(None, {"x": given["x"][:0]})
+    assert none.shape == (0, rows)
+    given["x"][3, 5] = np.nan
+    [found] = graph.run(None, given)
+    assert np.isnan(found[3]).all() and np.isfinite(found[[2, 4]]).all(), "what is no number stays none"
 
 
 def test_a_graph_is_opened_where_its_weights_really_lie(folder: Path, tmp_path: Path) -> None:
@@ -383,3 +387,16 @@ def test_a_graph_is_opened_where_its_weights_really_lie(folder: Path, tmp_path: 
     (beside / "model.onnx.data").unlink()
     with pytest.raises(Exception, match=r"model\.onnx\.data"):
         imported.session(beside / "model.onnx", ort.SessionOptions(), _core.Settings())
+
+
+def test_without_the_operators_the_runtimes_own_do_it_and_it_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_core, "__file__", str(folder / "missing.so"))
+    opened = imported.session(folder / "model.onnx", ort.SessionOptions(), _core.Settings())
+    said = capfd.readouterr().err
+    assert "runs without emberd's own operators, and slower: " in said and "missing.so" in said
+    monkeypatch.undo()
+    ids = np.array([[1, 9690, 198, 2683, 359, 253]])
+    plain = read(model(folder, own=False, activations="float"), ids, [6])
+    np.testing.assert_array_equal(read(opened, ids, [6]), plain)

@@ -241,7 +241,7 @@ class Settings:
         """What activations are where they meet quantized weights."""
     @property
     def kernels(self) -> Literal["emberd", "onnxruntime"] | None:
-        """Whose operators compute what lies between two matrix products."""
+        """Whose operators an imported model is computed with: with those of onnxruntime alone `int16` is `float`."""
 
 @final
 class Port:
@@ -302,7 +302,8 @@ def rewritten(model: bytes, own: bool, activations: Literal["int16", "float", "i
     """An imported graph with emberd's own operators (`own`) and with these activations.
 
     `None` where nothing of it is to be changed, or where another program wrote it. `int16` needs emberd's operators, and is
-    `float` without them, and for matrices or processors that they have no products for.
+    `float` without them, and for matrices or processors that they have no products for. `float` is 8 bits for codes of 8 bits:
+    the runtime has no other product for them.
     """
 
 @final

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 READ_AGAIN = 2
 """Tokens at the end of a prompt that are run even where they are kept: the last one for its logits, and one more, since
-for a single token onnxruntime takes other kernels, whose logits differ from those of a whole prompt."""
+for a single token onnxruntime's own operators take other kernels, whose logits differ from those of a whole prompt."""
 
 SAVED_AT_ONCE = 4
 """Blocks that are copied for one answer in one step; usually two change."""

@@ -61,7 +61,7 @@ _OUTLIER = 3.0
 class _Cost:
     """Seconds of a pass over tokens of a prompt as `fixed + each * tokens`: least squares older ones count ever less.
 
-    Passes of one token are left out: they run in other kernels, which take half of what this would say.
+    Passes of one token are left out: of the runtime's own kernels those take half of what this would say.
     """
 
     def __init__(self) -> None:

@@ -18,16 +18,16 @@ use crate::metrics::Meters;
 /// Models being started at once; a process that serves more than this many is not what this is for.
 const LAUNCHES: usize = 64;
 
-/// What activations are where they meet weights of 4 bits, in an engine that has both.
+/// What activations are where they meet the quantized weights of an imported model, in ONNX Runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Activations {
-    /// 32-bit floats: as near to the model as its weights are.
-    Float,
-    /// Rounded to 8 bits a block of 32, on the fly, as llama.cpp does it: further from the model.
-    Int8,
     /// Rounded to 15 bits a block of 32, on the fly, by emberd's own kernels: as near as floats, and faster. Where there are none, as with `Float`: on processors other than x86-64 with AVX2 and,
     /// for codes of 8 bits, without VNNI. The engine's own choice.
     Int16,
+    /// 32-bit floats: as near to the model as its weights are. With codes of 8 bits they are rounded to 8 bits even so, for the runtime has no other product.
+    Float,
+    /// Rounded to 8 bits a block of 32, on the fly, as llama.cpp does it: further from the model.
+    Int8,
 }
 
 impl Activations {
@@ -42,12 +42,12 @@ impl Activations {
     }
 }
 
-/// Whose operators compute what lies between two matrix products of an imported model.
+/// Whose operators an imported model is computed with, in ONNX Runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kernels {
     /// Those of emberd: fewer and faster, and what a text gets does not depend on what is read beside it, where all of a model is computed with them. The engine's own choice.
     Emberd,
-    /// Those of ONNX Runtime.
+    /// Those of ONNX Runtime alone, whose products know no 15 bits: `Int16` is `Float` then.
     Onnxruntime,
 }
 
@@ -60,6 +60,22 @@ impl Kernels {
             Self::Onnxruntime => "onnxruntime",
         }
     }
+}
+
+/// What can be chosen by a name, on the command line and from Python.
+pub use clap::ValueEnum as Choice;
+
+/// A choice by its name, as on the command line.
+///
+/// # Errors
+/// A name that is none, with those that there are. `what`: what is chosen, in the plural.
+pub fn named<E: Choice>(what: &str, name: &str) -> std::result::Result<E, String> {
+    E::from_str(name, false).map_err(|_| {
+        let known: Vec<_> = E::value_variants().iter().filter_map(clap::ValueEnum::to_possible_value).collect();
+        let known: Vec<_> = known.iter().map(clap::builder::PossibleValue::get_name).collect();
+        let (last, others) = known.split_last().map_or(("", &[][..]), |(last, others)| (*last, others));
+        format!("{what} are '{name}'; hint: {} or {last}", others.join(", "))
+    })
 }
 
 /// What an engine is told when it starts. `None` leaves the choice to the engine.

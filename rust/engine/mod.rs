@@ -16,7 +16,7 @@ pub mod step;
 
 pub use constraint::{Constraint, ConstraintError};
 pub use generation::{Chunk, Generation, Timing};
-pub use host::{Activations, Kernels, Launch, Launcher, Launches, Settings};
+pub use host::{Activations, Choice, Kernels, Launch, Launcher, Launches, Settings, named};
 pub use order::{Admit, Order, Reuse, Sampling};
 pub use port::{Capabilities, Client, Engine, Place, Port, PortError, Request};
 pub use step::{Finish, Logprob, Step};

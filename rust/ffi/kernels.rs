@@ -25,9 +25,9 @@ pub unsafe extern "system" fn RegisterCustomOps(
 /// emberd's operators, and is `float` without them, and for matrices or processors that they have no products for; `float` means 8 bits for codes of 8 bits, as the runtime has no other product for them.
 #[pyfunction]
 pub(crate) fn rewritten<'py>(py: Python<'py>, model: &[u8], own: bool, activations: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    let activations = crate::port::activations(activations)?;
+    let activations: Activations = crate::port::named("activations", activations)?;
     let wanted = Wanted {
-        own: own.then_some(emberd_kernels::ops::head),
+        heads: own.then_some(emberd_kernels::ops::head),
         products: (own && activations == Activations::Int16).then_some(emberd_kernels::ops::product),
         int8: activations == Activations::Int8,
     };

@@ -192,11 +192,9 @@ impl Capabilities {
     }
 }
 
-/// Activations by their name; `ValueError` for one that there is not.
-pub(crate) fn activations(name: &str) -> PyResult<engine::Activations> {
-    let all = [engine::Activations::Float, engine::Activations::Int8, engine::Activations::Int16];
-    let found = all.into_iter().find(|each| each.name() == name);
-    found.ok_or_else(|| PyValueError::new_err(format!("activations are '{name}'; hint: int16, float or int8")))
+/// A choice by its name; `ValueError` for one that there is not.
+pub(crate) fn named<E: engine::Choice>(what: &str, name: &str) -> PyResult<E> {
+    engine::named(what, name).map_err(PyValueError::new_err)
 }
 
 /// What the user asked of the engine; `None` leaves the choice to it.
@@ -222,13 +220,8 @@ impl Settings {
         activations: Option<&str>,
         kernels: Option<&str>,
     ) -> PyResult<Self> {
-        let activations = activations.map(self::activations).transpose()?;
-        let kernels = match kernels {
-            None => None,
-            Some("emberd") => Some(engine::Kernels::Emberd),
-            Some("onnxruntime") => Some(engine::Kernels::Onnxruntime),
-            Some(other) => return Err(PyValueError::new_err(format!("kernels are '{other}'; hint: emberd or onnxruntime"))),
-        };
+        let activations = activations.map(|name| named("activations", name)).transpose()?;
+        let kernels = kernels.map(|name| named("kernels", name)).transpose()?;
         Ok(Self {
             settings: engine::Settings {
                 threads,

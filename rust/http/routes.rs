@@ -164,10 +164,12 @@ async fn dispatch(app: &App, local: Local, parts: &Parts, body: &mut Inbound, ar
     host::check(parts, local, &app.options.allowed_hosts)?;
     let path = parts.uri.path();
     let resource = Resource::at(path);
-    let methods = resource.as_ref().map_or("GET, HEAD, POST", Resource::allowed);
-    // A browser asks without a key whether a page may send one.
-    if let Some(response) = app.options.cors.grant(&parts.headers).preflight(parts, methods) {
-        return Ok(response);
+    if parts.method == Method::OPTIONS {
+        // A browser asks without a key whether a page may send one.
+        let methods = resource.as_ref().map_or("GET, HEAD, POST", Resource::allowed);
+        if let Some(response) = app.options.cors.grant(&parts.headers).preflight(parts, methods) {
+            return Ok(response);
+        }
     }
     let known = match app.options.keys.check(&parts.headers) {
         // Those who supervise servers have no keys.

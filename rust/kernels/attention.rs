@@ -57,7 +57,8 @@ pub(crate) fn tile(
                     ($chunks, 3) => best::<$chunks, 3>(scale, queries, seen, keys, values, scores, out),
                     ($chunks, 4) => best::<$chunks, 4>(scale, queries, seen, keys, values, scores, out),
                 )+
-                _ => {}
+                // Nothing written would be an answer made of what was there before.
+                sizes => unreachable!("heads of {} vectors and {} rows", sizes.0, sizes.1),
             }
         };
     }
@@ -102,7 +103,6 @@ fn compute<const FUSED: bool, const CHUNKS: usize, const TILE: usize>(
     let dim = CHUNKS * LANES;
     let Seen { start, end } = span(seen);
     let length = end - start;
-    scores.clear();
     scores.resize(TILE * length, 0.0);
 
     let mut query = [[[0.0; LANES]; CHUNKS]; TILE];

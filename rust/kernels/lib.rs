@@ -33,7 +33,8 @@ pub use abi::{OrtApiBase, OrtSessionOptions, OrtStatusPtr};
 /// The domain of the operators, as a graph names it.
 pub const DOMAIN: &str = "emberd";
 
-/// Adds the operators to a session's options: what ONNX Runtime calls in a library of operators. Returns null, or why it could not.
+/// Adds the operators to a session's options: what ONNX Runtime calls in a library of operators. Returns null, or why it could not; null as well where the runtime
+/// is too old for these operators, of which its session then says that it does not know them.
 ///
 /// # Safety
 /// Both pointers must be those that ONNX Runtime hands to `RegisterCustomOps`.

@@ -75,7 +75,7 @@ impl Unit {
                     6 => unsafe { $function::<6, $bits>(weights, tile, rows, first, out) },
                     7 => unsafe { $function::<7, $bits>(weights, tile, rows, first, out) },
                     8 => unsafe { $function::<8, $bits>(weights, tile, rows, first, out) },
-                    _ => {}
+                    count => unreachable!("{count} rows of a tile"),
                 }
             };
         }

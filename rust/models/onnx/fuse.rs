@@ -1,4 +1,4 @@
-//! Rewrites a graph that the importer made, as it is opened: what lies between two matrix products becomes one node each, of emberd's own operators, and activations are rounded to bytes where that is asked for.
+//! Rewrites a graph that the importer made, as it is opened: products, and what lies between two of them, become one node each, of emberd's own operators, and activations are rounded to bytes where that is asked for.
 //!
 //! The file stays as it is, and runs wherever ONNX Runtime does. The patterns are those that [`super::decoder`] writes; a part of a graph that looks otherwise is left alone. The operators
 //! themselves are in `rust/kernels`.
@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use prost::Message;
 
+use super::head::{POSITION_LOGITS, ROUGH, TOP_INDICES, TOP_SIZE, TOP_VALUES};
 use super::packed::{LEVEL_FLOAT, LEVEL_INT8};
 use super::proto::{AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, attribute_type};
 
@@ -15,8 +16,8 @@ const DOMAIN: (&str, i64) = ("emberd", 1);
 
 /// What a graph is rewritten to.
 pub struct Wanted {
-    /// The sizes of a head that the operator of attention computes; `None` where the runtime's own operators are wanted.
-    pub own: Option<fn(usize) -> bool>,
+    /// The sizes of a head that emberd's operator of attention computes; `None` where what lies between two products is left to the runtime.
+    pub heads: Option<fn(usize) -> bool>,
     /// The matrices that the operator of products computes, by bits of a code, columns that share a scale, and rows; `None` where the runtime's own products are wanted.
     pub products: Option<fn(usize, usize, usize) -> bool>,
     /// Whether activations are rounded to bytes where they meet weights of 4 bits.
@@ -27,7 +28,7 @@ impl std::fmt::Debug for Wanted {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("Wanted")
-            .field("own", &self.own.is_some())
+            .field("heads", &self.heads.is_some())
             .field("products", &self.products.is_some())
             .field("int8", &self.int8)
             .finish()
@@ -45,7 +46,7 @@ pub fn rewritten(model: &[u8], wanted: &Wanted) -> Option<Vec<u8>> {
     let graph = read.graph.as_mut()?;
     let rounded = wanted.int8 && round(graph);
     let multiplied = wanted.products.is_some_and(|known| multiply(graph, known));
-    let fused = wanted.own.is_some_and(|heads| fuse(graph, heads));
+    let fused = wanted.heads.is_some_and(|heads| fuse(graph, heads));
     if fused || multiplied {
         sweep(graph);
         read.opset_import.push(OperatorSetIdProto { domain: Some(DOMAIN.0.to_owned()), version: Some(DOMAIN.1) });
@@ -100,35 +101,26 @@ fn multiply(graph: &mut GraphProto, known: fn(usize, usize, usize) -> bool) -> b
     any
 }
 
-/// A head whose best logits are computed twice, first from rounded hidden states and then in floats, needs the first of it alone where that is exact.
+/// A head whose best logits are computed twice, first from rounded hidden states and then in floats, needs the first of it alone where that is exact: it takes over the names of what is found in
+/// the end, and nobody takes the rest any more.
 fn exact_head(graph: &mut GraphProto) {
-    let twice = |name: &str| {
-        ["rough/", "candidates", "others", "merged"].iter().any(|prefix| name.starts_with(prefix))
-            || matches!(name, "position_logits" | "top/values" | "top/order" | "top/indices")
-    };
-    let Some(head) = graph.node.iter_mut().find(|node| node.is("Product") && node.output == ["rough"]) else {
+    let Some(at) = graph.node.iter().position(|node| node.is("Product") && node.output == [ROUGH]) else {
         return;
     };
-    head.output = vec!["position_logits".to_owned()];
-    let is_head = |node: &NodeProto| node.is("Product") && node.output == ["position_logits"];
-    let Some(at) = graph.node.iter().position(is_head) else {
-        return;
-    };
-    let mut best = NodeProto {
-        name: Some("TopK/top/values".to_owned()),
-        input: vec!["position_logits".to_owned(), "top".to_owned()],
-        output: vec!["top/values".to_owned(), "top/indices".to_owned()],
+    let mut product = graph.node.remove(at);
+    product.output = vec![POSITION_LOGITS.to_owned()];
+    let best = NodeProto {
+        name: Some(format!("TopK/{TOP_VALUES}")),
+        input: vec![POSITION_LOGITS.to_owned(), TOP_SIZE.to_owned()],
+        output: vec![TOP_VALUES.to_owned(), TOP_INDICES.to_owned()],
         op_type: Some("TopK".to_owned()),
+        domain: Some(String::new()),
         ..NodeProto::default()
     };
-    best.domain = Some(String::new());
-    let mut node = 0;
-    graph.node.retain(|each| {
-        node += 1;
-        node - 1 == at || !each.output.iter().any(|output| twice(output))
-    });
-    let at = graph.node.iter().position(is_head).unwrap_or(0);
-    graph.node.insert(at + 1, best);
+    let found = [POSITION_LOGITS, TOP_VALUES, TOP_INDICES];
+    // One of them comes from a node that gives something else as well, which only the rest takes.
+    graph.node.retain(|node| !node.output.iter().any(|output| found.contains(&output.as_str())));
+    graph.node.splice(at..at, [product, best]);
 }
 
 /// Puts one node in the place of several; says whether it found any.

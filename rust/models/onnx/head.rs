@@ -18,11 +18,22 @@ const EXACT: usize = 64;
 /// The longest pass that gives logits of every position.
 pub(super) const POSITIONS: usize = 32;
 
+/// The logits of every position.
+pub(super) const POSITION_LOGITS: &str = "position_logits";
+/// The same, from hidden states that the kernel rounds.
+pub(super) const ROUGH: &str = "rough";
+/// The best of them in order, `[positions, 1, K]`.
+pub(super) const TOP_VALUES: &str = "top/values";
+/// Which they are.
+pub(super) const TOP_INDICES: &str = "top/indices";
+/// The constant that holds their number.
+pub(super) const TOP_SIZE: &str = "top";
+
 impl Builder<'_> {
     /// Logits of the positions, the best of them, and of both the part that belongs to the last token of each row.
     pub(super) fn head(&mut self, llama: &Llama) -> Result<(), ImportError> {
         self.graph.integers("first", &[0], true);
-        self.graph.integers("top", &[TOP.min(llama.vocab) as i64], false);
+        self.graph.integers(TOP_SIZE, &[TOP.min(llama.vocab) as i64], false);
         self.positions(llama);
         let name = if llama.tied { "token_embd.weight" } else { "output.weight" };
         let matrix = Matrix::plain(self.gguf.tensor(name)?);
@@ -36,14 +47,14 @@ impl Builder<'_> {
                 if !llama.tied {
                     self.matrix32(&[matrix], &weight)?;
                 }
-                self.product32("position_hidden", &weight, "position_logits");
+                self.product32("position_hidden", &weight, POSITION_LOGITS);
             } else {
-                self.linear("position_hidden", &[matrix], "position_logits")?;
+                self.linear("position_hidden", &[matrix], POSITION_LOGITS)?;
             }
-            self.graph.node("TopK", &["position_logits", "top"], &["top/values", "top/indices"], &[]);
+            self.graph.node("TopK", &[POSITION_LOGITS, TOP_SIZE], &[TOP_VALUES, TOP_INDICES], &[]);
         }
-        self.graph.node("Squeeze", &["top/values", "axis_1"], &["position_topk_values"], &[]);
-        self.graph.node("Squeeze", &["top/indices", "axis_1"], &["position_topk_indices"], &[]);
+        self.graph.node("Squeeze", &[TOP_VALUES, "axis_1"], &["position_topk_values"], &[]);
+        self.graph.node("Squeeze", &[TOP_INDICES, "axis_1"], &["position_topk_indices"], &[]);
         self.graph.node("Gather", &["position_topk_indices", "first"], &["position_argmax"], &[("axis", Attribute::Int(1))]);
         for output in ["logits", "argmax", "topk_values", "topk_indices"] {
             let all = format!("position_{output}");
@@ -83,21 +94,21 @@ impl Builder<'_> {
         // One copy in the file serves both: the gather wants rows, the product wants blocks.
         self.graph.integers("head/shape", &[llama.vocab as i64, (llama.width / block(matrix)) as i64, block(matrix) as i64], false);
         self.graph.node("Reshape", &[&codes, "head/shape"], &[&blocked], &[]);
-        self.product8("position_hidden", matrix, &blocked, &scales, "rough");
+        self.product8("position_hidden", matrix, &blocked, &scales, ROUGH);
         let top = TOP.min(llama.vocab);
         let exact = EXACT.min(top.div_ceil(2));
         let axis = |axis| [("axis", Attribute::Int(axis))];
-        self.graph.node("TopK", &["rough", "top"], &["rough/values", "rough/indices"], &[]);
+        self.graph.node("TopK", &[ROUGH, TOP_SIZE], &["rough/values", "rough/indices"], &[]);
         self.graph.integers("top/split", &[exact as i64, (top - exact) as i64], false);
         self.graph.node("Split", &["rough/indices", "top/split"], &["candidates", "others"], &axis(2));
         self.graph.node("Split", &["rough/values", "top/split"], &["candidates/rough", "others/values"], &axis(2));
         self.graph.node("Squeeze", &["candidates", "axis_1"], &["candidates/flat"], &[]);
         self.rows8(matrix, owner, "candidates/flat", "candidates/weight");
         self.product32("position_hidden", "candidates/weight", "candidates/values");
-        self.graph.node("ScatterElements", &["rough", "candidates", "candidates/values"], &["position_logits"], &axis(2));
+        self.graph.node("ScatterElements", &[ROUGH, "candidates", "candidates/values"], &[POSITION_LOGITS], &axis(2));
         self.graph.node("Concat", &["candidates/values", "others/values"], &["merged"], &axis(2));
-        self.graph.node("TopK", &["merged", "top"], &["top/values", "top/order"], &[]);
-        self.graph.node("GatherElements", &["rough/indices", "top/order"], &["top/indices"], &axis(2));
+        self.graph.node("TopK", &["merged", TOP_SIZE], &[TOP_VALUES, "top/order"], &[]);
+        self.graph.node("GatherElements", &["rough/indices", "top/order"], &[TOP_INDICES], &axis(2));
         Ok(())
     }
 }
